@@ -3,7 +3,8 @@
 //! * **Decides:** the ways that are compared. The plain one is `-netdev tap` as users have it without vhost (a kernel's, which these machines have not),
 //!   with its offloads; no daemon is there. The relays are the way that was not taken: the same with a process between QEMU's TAP and the bridge ([`relay`]).
 //! * **Flow:** round after round, for each way a VM ([`standing`]) -> each case once, behind a lead-in -> medians, and each way's share of the plain one.
-//! * **Invariants:** the same guest, clients, bridges, and share of the CPU in every way; a window in which a client saw something wrong ends the run.
+//! * **Invariants:** the same guest, clients, bridges, and share of the CPU in every way; a window in which a client saw something wrong ends the run. One in which the VM lost its
+//!   backup for a moment, or nothing ended, is said and has no figure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -30,8 +31,8 @@ pub struct CardRow {
     pub case: String,
     /// The card, and the policy.
     pub way: String,
-    /// What its clients saw, by round.
-    pub measured: Vec<Measured>,
+    /// What its clients saw, by round; none where the window was lost.
+    pub measured: Vec<Option<Measured>>,
 }
 
 /// The whole run.
@@ -114,16 +115,18 @@ pub fn run(spec: &BenchSpec, words: &[String], say: &mut dyn FnMut(&str)) -> Res
                 // Each way comes at another place in each round.
                 let number = (turn + round + at) % ways.len();
                 let way = ways[number];
-                let measured = behind(spec, way, &cases).with_context(|| way.title())?;
+                let measured = behind(spec, way, &cases, say).with_context(|| way.title())?;
                 for (case, measured) in cases.iter().zip(measured) {
-                    say(&format!(
-                        "round {} {} {}: {:.0}/s, p50 {:.2} ms",
-                        round + 1,
-                        case.title(),
-                        way.title(),
-                        measured.per_second,
-                        measured.p50_ms
-                    ));
+                    if let Some(measured) = &measured {
+                        say(&format!(
+                            "round {} {} {}: {:.0}/s, p50 {:.2} ms",
+                            round + 1,
+                            case.title(),
+                            way.title(),
+                            measured.per_second,
+                            measured.p50_ms
+                        ));
+                    }
                     let place = spec.cases.iter().position(|other| other.title() == case.title());
                     let row = rows
                         .entry((place.unwrap_or_default(), number))
@@ -144,7 +147,12 @@ pub fn run(spec: &BenchSpec, words: &[String], say: &mut dyn FnMut(&str)) -> Res
 }
 
 /// One VM, and each case once.
-fn behind(spec: &BenchSpec, way: Way, cases: &[Case]) -> Result<Vec<Measured>> {
+fn behind(
+    spec: &BenchSpec,
+    way: Way,
+    cases: &[Case],
+    say: &mut dyn FnMut(&str),
+) -> Result<Vec<Option<Measured>>> {
     let (card, policy) = match way {
         Way::Plain => return behind_a_tap(spec, None, cases),
         Way::Relay(cuts) => return behind_a_tap(spec, Some(cuts), cases),
@@ -158,18 +166,23 @@ fn behind(spec: &BenchSpec, way: Way, cases: &[Case]) -> Result<Vec<Measured>> {
         let each = cases.iter().map(|case| {
             let begun = window::lead_in(service, case, policy);
             let sample = begun.and_then(|begun| window::one(service, case, policy, 1, begun));
-            sample
-                .map(|sample| sample.load)
-                .map_err(|lost| anyhow::anyhow!(lost.why))
+            match sample {
+                Ok(sample) => Ok(Some(sample.load)),
+                Err(lost) if lost.wrong => Err(anyhow::anyhow!(lost.why)),
+                Err(lost) => {
+                    say(&format!("lost a window of {} {}: {}", case.title(), way.title(), lost.why));
+                    Ok(None)
+                }
+            }
         });
-        each.collect::<Result<Vec<Measured>>>()
+        each.collect::<Result<Vec<Option<Measured>>>>()
     })?;
     ended?;
     measured
 }
 
 /// `relay`: frames pass a process, and whether it cuts large ones.
-fn behind_a_tap(spec: &BenchSpec, relay: Option<bool>, cases: &[Case]) -> Result<Vec<Measured>> {
+fn behind_a_tap(spec: &BenchSpec, relay: Option<bool>, cases: &[Case]) -> Result<Vec<Option<Measured>>> {
     let first = cases.first().context("no case")?;
     let testbed = standing::testbed(spec.host_cpu_percent)?;
     let measured = {
@@ -179,9 +192,9 @@ fn behind_a_tap(spec: &BenchSpec, relay: Option<bool>, cases: &[Case]) -> Result
         standing::with_shares(&testbed, spec.host_cpu_percent)?;
         let each = cases.iter().map(|case| {
             clients.run(case, window::ALONE_S, None)?;
-            clients.run(case, case.window_s(spec.seconds), None)
+            clients.run(case, case.window_s(spec.seconds), None).map(Some)
         });
-        let measured = each.collect::<Result<Vec<Measured>>>();
+        let measured = each.collect::<Result<Vec<Option<Measured>>>>();
         drop(plain);
         measured
     };
@@ -311,10 +324,13 @@ pub fn cards_table(report: &CardsReport) -> String {
         let shares = plain.map(|plain| {
             let pairs = row.measured.iter().zip(&plain.measured);
             pairs
-                .map(|(ours, theirs)| ours.per_second / theirs.per_second)
+                .filter_map(|pair| match pair {
+                    (Some(ours), Some(theirs)) => Some(ours.per_second / theirs.per_second),
+                    _ => None,
+                })
                 .collect()
         });
-        let of = |value: fn(&Measured) -> f64| median_of(row.measured.iter().map(value).collect());
+        let of = |value: fn(&Measured) -> f64| median_of(row.measured.iter().flatten().map(value).collect());
         let _ = writeln!(
             text,
             "{:<28} {:<22} {:>9.0} {:>9.2} {:>16.2}",

@@ -5,10 +5,13 @@
 //! * **Flow:** a worker: its connection -> SETs of [`VALUE_BYTES`] each, several under way -> GETs of all of them, as many under way -> again.
 //! * **Invariants:** (1) a connection is never renewed: a reset, an early end or silence for too long ends its worker with an error that
 //!   says how far it was. (2) a value is made of its worker, its round and its number: one of another place is told from the right one.
+//!   (3) a connection stands still while its kernel gets nothing acknowledged and receives nothing: of a slow upload a client's own writes and reads may
+//!   wait for long, with megabytes on their way.
 //! * **Not here:** faults (the scenario).
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -23,8 +26,8 @@ use crate::testbed::Node;
 pub const VALUE_BYTES: usize = 1 << 20;
 /// Questions ahead of the answers: the stream never waits for its other end's word.
 const UNDER_WAY: usize = 4;
-/// How long one read or write waits before the deadline is looked at.
-const SLICE: Duration = Duration::from_millis(100);
+/// How long one read or write waits before the deadline and the kernel's figures are looked at.
+const SLICE: Duration = Duration::from_millis(20);
 
 /// What the workers saw.
 #[derive(Clone, Debug, Default)]
@@ -191,6 +194,8 @@ struct Stream {
     connection: TcpStream,
     give_up: Duration,
     moved: Instant,
+    /// What its kernel had moved then.
+    passed: [u64; 2],
     longest: Duration,
     /// Bytes since the connection's beginning.
     sent: u64,
@@ -208,6 +213,7 @@ impl Stream {
             connection,
             give_up: spec.give_up,
             moved: Instant::now(),
+            passed: [0; 2],
             longest: Duration::ZERO,
             sent: 0,
             received: 0,
@@ -240,14 +246,16 @@ impl Stream {
     fn moves(&mut self, moved: std::io::Result<usize>) -> Result<usize> {
         let (sent, received) = (self.sent, self.received);
         let far = || format!("after {sent} bytes sent and {received} received");
+        let passed = passed(&self.connection)?;
         let stood = self.moved.elapsed();
         self.longest = self.longest.max(stood);
+        // Invariant 3.
+        if std::mem::replace(&mut self.passed, passed) != passed {
+            self.moved = Instant::now();
+        }
         match moved {
             Ok(0) => bail!("the connection ended {}", far()),
-            Ok(count) => {
-                self.moved = Instant::now();
-                Ok(count)
-            }
+            Ok(count) => Ok(count),
             Err(error)
                 if matches!(
                     error.kind(),
@@ -294,6 +302,25 @@ impl Stream {
         }
         Ok(())
     }
+}
+
+/// Bytes that the other end has acknowledged, and that have come from it.
+fn passed(connection: &TcpStream) -> Result<[u64; 2]> {
+    // SAFETY: numbers, for which zero is a value; an older kernel fills the beginning.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: `info` lives through the call and is `length` bytes long.
+    let got = unsafe {
+        libc::getsockopt(
+            connection.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    ensure!(got == 0, "TCP_INFO: {}", std::io::Error::last_os_error());
+    Ok([info.tcpi_bytes_acked, info.tcpi_bytes_received])
 }
 
 #[cfg(test)]
