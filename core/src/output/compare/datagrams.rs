@@ -78,6 +78,11 @@ impl Datagrams {
         }
     }
 
+    /// A sync covers all that waited. (What is kept holds its whole frame.)
+    pub fn covered(&mut self) {
+        self.primary.clear();
+    }
+
     /// Says no more until the next sync.
     pub fn give_up(&mut self) {
         self.differs = true;

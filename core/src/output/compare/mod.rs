@@ -227,12 +227,10 @@ impl Comparer {
         self.partial_acks = 0;
         for flow in std::mem::take(&mut self.waiting).into_values() {
             let Some(key) = flow else { continue };
-            if let Some(Flow {
-                words: FlowWords::Connection(connection),
-                ..
-            }) = self.flows.get_mut(&key)
-            {
-                connection.covered();
+            match self.flows.get_mut(&key).map(|flow| &mut flow.words) {
+                Some(FlowWords::Connection(connection)) => connection.covered(),
+                Some(FlowWords::Datagrams(datagrams)) => datagrams.covered(),
+                None => {}
             }
         }
     }
@@ -244,12 +242,29 @@ impl Comparer {
         self.loads += 1;
         self.kept_bytes = 0;
         self.forget_difference();
+        self.let_go();
         if self.flows.len() > self.limits.flows / 2 {
             // Most of them have ended without a word. What is forgotten waits once more, and no longer.
             self.flows.clear();
         }
         for (id, frame) in self.after_line.take().unwrap_or_default() {
             self.take_in(id, &frame);
+        }
+    }
+
+    /// What flows keep of the epoch before the load is of no use, and counted nowhere; many of them say no more.
+    fn let_go(&mut self) {
+        self.flows
+            .retain(|_, flow| matches!(flow.words, FlowWords::Connection(_)));
+        let loads = self.loads;
+        for flow in self.flows.values_mut() {
+            if let FlowWords::Connection(connection) = &mut flow.words
+                && flow.loads != loads
+                && connection.kept_bytes() > 0
+            {
+                connection.reload();
+                flow.loads = loads;
+            }
         }
     }
 
