@@ -44,6 +44,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 use types::Context;
 
+/// A connection that keeps no more than this may use the quarter of the total that others leave alone.
+const FEW_BYTES: usize = 64 << 10;
+/// The window that a connection has however little is left: it has to get on.
+const LEAST_WINDOW_BYTES: usize = 4 << 10;
+
 /// All connections of one VM.
 #[derive(Debug)]
 pub struct Speculation {
@@ -241,15 +246,23 @@ impl Speculation {
     ) {
         // Many connections share what there is: none gets more than twice its part.
         let part = self.limits.total_bytes / self.connections.len().max(1) * 2;
-        let limit = part.clamp(64 << 10, self.limits.window_bytes as usize) as u32;
         let Some(connection) = self.connections.get_mut(&flow) else {
             return;
         };
         let (before, timer) = (connection.kept(), connection.timer());
+        // Nor more than half of what the others leave, so that there is always something left. What counts is what is kept, and not what is
+        // promised: most connections do not use their windows, and those that come later would get none.
+        let total = self.limits.total_bytes;
+        let half_left = total.saturating_sub(self.kept_bytes.saturating_sub(before)) / 2;
+        let half_left = half_left.max(LEAST_WINDOW_BYTES);
+        let limit = part.clamp(FEW_BYTES, self.limits.window_bytes as usize);
+        let limit = limit.min(half_left) as u32;
         let mut cx = Context {
             now_us,
             limit,
-            room: self.limits.total_bytes.saturating_sub(self.kept_bytes),
+            room: total.saturating_sub(self.kept_bytes),
+            reserve: total / 4,
+            few: half_left.min(FEW_BYTES),
             dropped: 0,
             out,
         };

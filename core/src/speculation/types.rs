@@ -37,7 +37,8 @@ pub struct Limits {
     /// How far the VM may be ahead of a client, in bytes. Best at twice the rate times the time from a byte's word to its
     /// acknowledgement (half an epoch, the sync, the round trip). At least 64 KiB count.
     pub window_bytes: u32,
-    /// What is kept of all connections together, in bytes. Beyond it the VM's data is dropped, as on a busy wire.
+    /// What is kept of all connections together, in bytes. Windows close before that; beyond it the VM's data is dropped, as on a busy
+    /// wire. The last quarter is for connections that keep little, so that clients that take nothing stop nobody else.
     pub total_bytes: usize,
     /// How many connections have a shadow socket; others are held as before.
     pub connections: usize,
@@ -116,7 +117,11 @@ pub struct Counts {
 pub(super) struct Context<'a> {
     pub(super) now_us: u64,
     pub(super) limit: u32,
+    /// What may be kept more, of all connections together.
     pub(super) room: usize,
+    /// The part of it that is for connections that keep no more than `few`.
+    pub(super) reserve: usize,
+    pub(super) few: usize,
     pub(super) dropped: u64,
     pub(super) out: &'a mut Vec<Action>,
 }

@@ -119,11 +119,15 @@ impl Connection {
                 true => self.edge.wrapping_sub(self.nxt) as usize,
                 false => 0,
             };
-            if new.len() > cx.room {
+            let new = &new[..new.len().min(open)];
+            let room = match self.kept() + new.len() <= cx.few {
+                true => cx.room,
+                false => cx.room.saturating_sub(cx.reserve),
+            };
+            if new.len() > room {
                 cx.dropped += 1;
                 return;
             }
-            let new = &new[..new.len().min(open)];
             self.bytes.extend(new);
             self.nxt = self.nxt.wrapping_add(new.len() as u32);
         }

@@ -90,6 +90,30 @@ fn beyond_the_budget_of_all_the_vms_data_is_dropped() {
     assert_eq!((talk.core.size().1, talk.core.counts().dropped), (900, 1));
 }
 
+/// Clients that take nothing, by a slow link or a closed window, once used up the budget of all, and others got nothing for good.
+#[test]
+fn what_a_few_clients_do_not_take_leaves_room_for_the_others() {
+    let mut talk = Talk::new();
+    talk.core = Speculation::new(Limits {
+        total_bytes: 256 << 10,
+        ..limits()
+    });
+    for client in [0, 4, 8, 12] {
+        talk.client = client;
+        talk.opens();
+        for n in 0..64 {
+            talk.data(n * 1024, &[1; 1024]);
+            talk.flush();
+        }
+    }
+    assert!(talk.core.size().1 >= 192 << 10, "{:?}", talk.core.size());
+    talk.client = 16;
+    talk.opens();
+    talk.data(0, b"answer");
+    assert_eq!(talk.flush(), ["vm: ACK 0 ack 6"]);
+    assert_eq!(talk.core.counts().dropped, 0, "windows have closed before");
+}
+
 #[test]
 fn late_copies_of_a_handshake_do_not_begin_it_again() {
     let mut talk = Talk::open();
