@@ -547,6 +547,21 @@ fn a_connection_that_the_vm_opens() {
     assert_eq!(talk.sync(), ["client: ACK 0 ack 0"]);
 }
 
+/// A server that speaks first would wait for ever: its client's repeated acknowledgements say nothing new, and stay here.
+#[test]
+fn a_vm_that_repeats_its_answer_to_a_syn_is_told_that_the_handshake_has_ended() {
+    let mut talk = Talk::open();
+    let mut answer = talk.seg(true, SYN | ACK, VM - 1, CLIENT);
+    answer.offer = Some(talk.offer());
+    for _ in 0..2 {
+        assert_eq!(talk.says(&answer), ["held: SYN|ACK -1 ack 0"]);
+        let third = talk.of_client(0, 0);
+        talk.says(&third);
+        assert_eq!(talk.flush(), ["vm: ACK 0 ack 0"]);
+    }
+    assert_eq!(talk.flush(), NOTHING);
+}
+
 #[test]
 fn a_new_connection_between_the_same_ends_takes_the_olds_place() {
     let mut talk = Talk::open();

@@ -21,9 +21,19 @@ impl Speculation {
             return;
         };
         // A late copy of what has opened the connection that there is.
-        let known = self.connections.get(&flow);
         let start = offer.isn.wrapping_add(1);
-        if known.is_some_and(|known| start == if from_vm { known.vm_start } else { known.peer_start }) {
+        if let Some(known) = self.connections.get_mut(&flow)
+            && start
+                == match from_vm {
+                    true => known.vm_start,
+                    false => known.peer_start,
+                }
+        {
+            // A VM that repeats its answer has lost the acknowledgement that ended the handshake: the client's next one would stay here.
+            if from_vm && segment.ack_flag() && known.speaks() {
+                known.due = true;
+                self.due.insert(flow);
+            }
             return;
         }
         let header = link_header(frame).into();
