@@ -9,6 +9,8 @@ mod bounds;
 mod seg;
 #[path = "speculation_model/talk.rs"]
 mod talk;
+#[path = "speculation_model/troubles.rs"]
+mod troubles;
 
 use dunlin_core::offload::Offload;
 use dunlin_core::speculation::{Action, Replica, Speculation};

@@ -414,9 +414,12 @@ impl Connection {
         cx.out.push(Action::ToVm(frame));
     }
 
-    /// No client any more: ETIMEDOUT, or a socket that could not be.
+    /// No client any more: ETIMEDOUT, or a socket that could not be. Where nothing is kept for the client that is no end of the connection.
     pub(super) fn fail(&mut self, cx: &mut Context<'_>) {
-        if matches!(self.phase, Phase::Probing { .. } | Phase::Speculative) {
+        let nothing_kept = self.una == self.nxt && self.released == self.nxt && !self.fin;
+        if self.speaks() && nothing_kept && self.reset == Reset::No {
+            self.go_on_held(cx);
+        } else if matches!(self.phase, Phase::Probing { .. } | Phase::Speculative) {
             self.reset_vm(cx, self.said.ack);
             self.close_socket(cx);
             self.lapse(cx, Phase::ResetByPeer);
@@ -482,13 +485,17 @@ impl Connection {
             self.lapse(cx, Phase::Held { ended: true });
         } else if self.draining && all_arrived && self.released == self.nxt && self.has_socket() && !self.fin
         {
-            self.close_socket(cx);
-            self.lapse(cx, Phase::Held { ended: false });
-            self.forget_at = None;
-            // From now on the VM's window is the client's.
-            let frame = self.for_vm(self.client_nxt, self.nxt, ACK, self.client_window);
-            cx.out.push(Action::ToVm(frame));
+            self.go_on_held(cx);
         }
+    }
+
+    /// Nothing is kept: from now on the VM speaks with the client itself, and its window is the client's.
+    fn go_on_held(&mut self, cx: &mut Context<'_>) {
+        self.close_socket(cx);
+        self.lapse(cx, Phase::Held { ended: false });
+        self.forget_at = None;
+        let frame = self.for_vm(self.client_nxt, self.nxt, ACK, self.client_window);
+        cx.out.push(Action::ToVm(frame));
     }
 
     /// All that the VM said before its reset has arrived.

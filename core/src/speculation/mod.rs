@@ -214,7 +214,8 @@ impl Speculation {
         self.with(now_us, flow, out, |connection, cx| connection.wrote(cx, n));
     }
 
-    /// The socket of `flow` could not be built, or gave up (ETIMEDOUT): the VM hears a reset, as from a client that is gone.
+    /// The socket of `flow` could not be built, or gave up (ETIMEDOUT): the VM hears a reset, as from a client that is gone. Where nothing is
+    /// kept for the client the connection goes on, held as before.
     pub fn failed(&mut self, now_us: u64, flow: Flow, out: &mut Vec<Action>) {
         self.counts.failed += u64::from(self.connections.contains_key(&flow));
         self.with(now_us, flow, out, Connection::fail);

@@ -4,7 +4,7 @@ use crate::agreed::Frame;
 use crate::offload::Offload;
 use crate::output::packet::FlowKey;
 use bytes::Bytes;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// A TCP connection of the VM.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -21,6 +21,15 @@ impl Flow {
             vm: SocketAddr::new(key.vm, key.vm_port),
             peer: SocketAddr::new(key.peer, key.peer_port),
         }
+    }
+
+    /// Addresses that mean something on one link only: no socket can be bound to them without naming an interface, and the shadow
+    /// sockets' has no part in that link.
+    pub(super) fn is_link_local(&self) -> bool {
+        [self.vm, self.peer].iter().any(|end| match end.ip() {
+            IpAddr::V4(_) => false,
+            IpAddr::V6(v6) => v6.segments()[0] & 0xffc0 == 0xfe80,
+        })
     }
 }
 

@@ -28,7 +28,10 @@ impl Connection {
             }
             Phase::Held { .. } => return self.hold(cx, frame, segment),
             Phase::ResetByPeer => {
-                if !segment.rst() && segment.ack_flag() {
+                if segment.rst() {
+                    // It answers a client that goes on speaking: the socket was given up, and the client knows nothing of that.
+                    self.hold(cx, frame, segment);
+                } else if segment.ack_flag() {
                     self.reset_vm(cx, segment.ack);
                 }
                 return;

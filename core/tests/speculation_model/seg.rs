@@ -49,6 +49,9 @@ impl Seg {
     }
 }
 
+/// The client with an address that is good on its link only.
+pub const LINK_LOCAL: usize = 15_002;
+
 pub fn is_v6(client: usize) -> bool {
     client % 4 == 2
 }
@@ -111,7 +114,8 @@ fn options(seg: &Seg) -> Vec<u8> {
 fn addresses(client: usize) -> (Vec<u8>, Vec<u8>) {
     let n = client as u16;
     if is_v6(client) {
-        let of = |n| Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n).octets().to_vec();
+        let net = if client == LINK_LOCAL { 0xfe80 } else { 0xfd00 };
+        let of = |n| Ipv6Addr::new(net, 0, 0, 0, 0, 0, 0, n).octets().to_vec();
         (of(0xffff), of(n))
     } else {
         let of = |n: u16| Ipv4Addr::new(10, 0, (n >> 8) as u8, n as u8).octets().to_vec();

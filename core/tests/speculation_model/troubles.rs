@@ -1,0 +1,47 @@
+//! Transcripts of connections that have no socket, no VM, or no client any more.
+
+use super::seg::*;
+use super::talk::{CLIENT, Talk, VM};
+
+const NOTHING: [&str; 0] = [];
+
+/// The driver could not do what it was told, or the kernel gave the socket up.
+fn fails(talk: &mut Talk) -> Vec<String> {
+    let mut out = vec![];
+    talk.core.failed(talk.now, talk.flow.expect("built"), &mut out);
+    talk.told(out)
+}
+
+#[test]
+fn connections_between_addresses_of_a_link_are_held_as_before() {
+    let mut talk = Talk::new();
+    talk.client = LINK_LOCAL;
+    talk.greet();
+    assert_eq!(talk.core.handshakes(), 0);
+    let third = talk.of_client(0, 0);
+    assert_eq!(talk.says(&third), ["vm: ACK 0 ack 0"]);
+    assert_eq!(talk.data(0, b"bytes"), ["held: ACK 0 ack 0 \"bytes\""]);
+}
+
+#[test]
+fn a_connection_whose_socket_could_not_be_built_goes_on_held() {
+    let mut talk = Talk::open();
+    assert_eq!(fails(&mut talk), ["destroy", "vm: ACK 0 ack 0"]);
+    assert_eq!(talk.core.counts().failed, 1);
+    assert_eq!(talk.data(0, b"bytes"), ["held: ACK 0 ack 0 \"bytes\""]);
+    let ack = talk.of_client(0, 5);
+    assert_eq!(talk.says(&ack), ["vm: ACK 0 ack 5"]);
+}
+
+#[test]
+fn a_client_whose_socket_was_given_up_hears_the_vms_reset() {
+    let mut talk = Talk::open();
+    talk.data(0, b"abc");
+    talk.sync();
+    assert_eq!(fails(&mut talk), ["vm: RST|ACK 0 ack 3", "destroy"]);
+    let mut question = talk.of_client(0, 0);
+    question.payload = b"?".to_vec();
+    assert_eq!(talk.says(&question), ["vm: ACK 0 ack 0 \"?\""]);
+    let reset = talk.seg(true, RST, VM, CLIENT);
+    assert_eq!(talk.says(&reset), ["held: RST 0 ack 0"]);
+}
