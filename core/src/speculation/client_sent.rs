@@ -112,7 +112,8 @@ impl Connection {
             let nearly_closed = !before(self.nxt, self.said_edge) || open < widest / 2;
             let could_be = self.nxt.wrapping_add(widest);
             let could_be = if before(edge, could_be) { edge } else { could_be };
-            if nearly_closed && before(self.said_edge.wrapping_add(widest / 8), could_be) {
+            // After its end the VM says no more, and perhaps has given it up and knows the connection no more.
+            if nearly_closed && !self.fin && before(self.said_edge.wrapping_add(widest / 8), could_be) {
                 self.due = true;
             }
         }

@@ -1,7 +1,7 @@
 //! What waits for the clock, which is an argument.
 //!
 //! Invariants: 1. `deadline` is the earliest of all that waits. 2. nothing waits for ever: a probe is asked three times, a reset waits for the
-//!    client's acknowledgement ten seconds at most, what is over is forgotten after two minutes.
+//!    client's acknowledgement ten seconds at most (one after the VM's end as long as the shadow socket does), what is over is forgotten after two minutes.
 //! Not here: the shadow socket's own timers, which are the kernel's.
 
 use super::connection::{Connection, Dummy, LINGER_US, Phase, Reset};
@@ -72,7 +72,8 @@ impl Connection {
             _ => None,
         };
         let reset = match self.reset {
-            Reset::Released(since) => Some(since + RESET_US),
+            // After its end it says a reset because it has given that up: the client gets all that was said before.
+            Reset::Released(since) if !self.fin => Some(since + RESET_US),
             _ => None,
         };
         [probe, dummy, reset, self.forget_at].into_iter().flatten().min()
@@ -92,6 +93,7 @@ impl Connection {
         {
             self.acknowledge_dummy(cx, stamp);
         } else if let Reset::Released(since) = self.reset
+            && !self.fin
             && due(since + RESET_US)
         {
             self.reset_client(cx);

@@ -45,3 +45,50 @@ fn a_client_whose_socket_was_given_up_hears_the_vms_reset() {
     let reset = talk.seg(true, RST, VM, CLIENT);
     assert_eq!(talk.says(&reset), ["held: RST 0 ack 0"]);
 }
+
+/// A VM forgets an end that nobody acknowledges after a while, and resets what comes then: a slow download went on until it heard that.
+#[test]
+fn a_reset_after_the_vms_end_does_not_cut_a_slow_client_off() {
+    let mut talk = Talk::open();
+    let mut end = talk.of_vm(0, 0);
+    end.flags |= FIN;
+    end.payload = b"last".to_vec();
+    talk.says(&end);
+    talk.flush();
+    talk.sync();
+    talk.write();
+    let reset = talk.seg(true, RST, VM + 4, 0);
+    assert_eq!(talk.says(&reset), NOTHING);
+    assert_eq!(talk.sync(), NOTHING);
+    assert_eq!(talk.wait(10_000_000), NOTHING);
+    let mut seg = talk.of_shadow(0, b"last");
+    seg.flags |= FIN;
+    talk.shadow(&seg);
+    let ack = talk.of_client(0, 5);
+    assert_eq!(
+        talk.says(&ack),
+        ["socket: ACK 0 ack 5", "client: RST|ACK 5 ack 0", "destroy"]
+    );
+}
+
+#[test]
+fn after_its_end_the_vm_hears_nothing_of_a_window() {
+    let mut talk = Talk::open();
+    for n in 0..64 {
+        talk.data(n * 1024, &[7; 1024]);
+        talk.flush();
+    }
+    let mut end = talk.of_vm(64 * 1024, 0);
+    end.flags |= FIN;
+    talk.says(&end);
+    assert_eq!(talk.flush().len(), 1);
+    talk.sync();
+    talk.write();
+    for n in 0..64 {
+        let seg = talk.of_shadow(n * 1024, &[7; 1024]);
+        talk.shadow(&seg);
+        let ack = talk.of_client(0, (n + 1) * 1024);
+        talk.says(&ack);
+        assert_eq!(talk.flush(), NOTHING, "{n}");
+    }
+}
