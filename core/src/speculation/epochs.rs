@@ -18,6 +18,8 @@ impl Speculation {
     /// what has changed since the last cut, or all of it (`whole`) for a new backup.
     pub fn cut(&mut self, epoch: Epoch, whole: bool) -> Bytes {
         if whole {
+            // Who knows nothing need not hear what is gone.
+            self.dirty.clear();
             self.dirty.extend(self.connections.keys());
             self.dirty.extend(self.handshakes.keys());
         }
@@ -52,6 +54,12 @@ impl Speculation {
 
     /// No other host holds a copy that could go on: all that the VM has said so far is safe, with no cut for it.
     pub fn all_is_safe(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        // No cut takes what has changed. What is gone piles up, and is nobody's business (a joining backup gets all that there is).
+        if self.dirty.len() > 2 * (self.limits.connections + self.limits.handshakes) {
+            let (connections, handshakes) = (&self.connections, &self.handshakes);
+            self.dirty
+                .retain(|flow| connections.contains_key(flow) || handshakes.contains_key(flow));
+        }
         let mut flows = std::mem::take(&mut self.unmarked);
         let marked = std::mem::take(&mut self.marked);
         flows.extend(marked.into_iter().flat_map(|(_, flows)| flows));

@@ -1,7 +1,9 @@
 //! Transcripts of connections that have no socket, no VM, or no client any more.
 
 use super::seg::*;
-use super::talk::{CLIENT, Talk, VM};
+use super::talk::{CLIENT, Talk, VM, limits};
+use dunlin_core::speculation::Replica;
+use dunlin_core::units::Epoch;
 
 const NOTHING: [&str; 0] = [];
 
@@ -91,4 +93,19 @@ fn after_its_end_the_vm_hears_nothing_of_a_window() {
         talk.says(&ack);
         assert_eq!(talk.flush(), NOTHING, "{n}");
     }
+}
+
+/// While the VM is alone no cut takes what has changed.
+#[test]
+fn connections_that_come_and_go_while_the_vm_is_alone_do_not_keep_a_backup_from_joining() {
+    let mut talk = Talk::new();
+    for client in (0..60_000).filter(|client| *client != LINK_LOCAL) {
+        talk.client = client;
+        talk.opens();
+        let reset = talk.seg(false, RST, CLIENT, 0);
+        assert_eq!(talk.says(&reset).len(), 2);
+        talk.alone();
+    }
+    let whole = talk.core.cut(Epoch(1), true);
+    assert!(Replica::new(limits()).stage(Epoch(1), whole).is_ok());
 }
