@@ -11,8 +11,7 @@
 //! 2. Segments leave in the primary's order, what only repeats what was told as well: its timestamp is newer than those
 //!    of what waits, and a client that hears it first throws away what comes later (PAWS). While nothing waits, it
 //!    leaves at once.
-//! 3. A connection that differs says nothing new until the next sync. What comes behind a hole in the primary's stream, or before all that
-//!    was told, differs, whatever the backup has said: a sync, after which both VMs hold the same there, and not a guess.
+//! 3. A connection that differs says nothing new until the next sync.
 //! 4. While the primary's words wait, what the backup acknowledges is told in the primary's name (`partial_ack`): a client
 //!    sends again what the backup has not got, and not only what it would have waited for longest.
 //!
@@ -75,11 +74,6 @@ impl Words {
         self.seq.wrapping_add(len)
     }
 
-    /// Without bytes, SYN or FIN.
-    fn is_empty(&self) -> bool {
-        self.end() == self.seq
-    }
-
     /// Where its payload begins.
     fn payload_at(&self) -> u32 {
         self.seq.wrapping_add(u32::from(self.syn))
@@ -111,8 +105,6 @@ impl Beginning {
 pub struct Connection {
     /// What the client was told: everything before this position, and that everything before that one arrived.
     told_to: Option<u32>,
-    /// Where that begins, while it is not known that what lies before it was told, too: since the last sync.
-    told_from: Option<u32>,
     told_ack: Option<u32>,
     /// The furthest byte that the client was told to have arrived out of order, since the last sync.
     told_edge: Option<u32>,
@@ -279,7 +271,6 @@ impl Connection {
     /// A new connection of the same name: what was told of the old one means nothing.
     fn begin_here(&mut self) {
         self.told_to = None;
-        self.told_from = None;
         self.told_ack = None;
         self.told_edge = None;
         if !self.waiting.is_empty() {
@@ -334,8 +325,7 @@ impl Connection {
 
     /// Whether there is nothing in it that the client does not know.
     fn was_told(&self, words: &Words) -> bool {
-        let known_bytes = words.is_empty()
-            || !self.is_before_all(words) && self.told_to.is_some_and(|to| !after(words.end(), to));
+        let known_bytes = words.end() == words.seq || self.told_to.is_some_and(|to| !after(words.end(), to));
         let known_ack = words
             .ack
             .is_none_or(|ack| self.told_ack.is_some_and(|told| !after(ack, told)));
@@ -355,22 +345,16 @@ impl Connection {
         }
         let end = words.end();
         if words.syn && self.told_isn.replace(words.seq) != Some(words.seq) {
-            (self.told_to, self.told_from, self.told_ack) = (None, None, None);
+            (self.told_to, self.told_ack) = (None, None);
             self.told_bytes = 0;
         }
         let (_, new) = self.new_bytes(words);
         self.told_bytes += new.len() as u64;
-        // Something without content tells no bytes by its place: what lies before that may have been lost inside the VM.
-        if !words.is_empty() {
-            if self.told_to.is_none() {
-                self.told_from = Some(words.seq);
-            }
-            self.told_to = Some(self.told_to.map_or(end, |to| later(to, end)));
-            self.said.forget_before(end);
-        }
+        self.told_to = Some(self.told_to.map_or(end, |to| later(to, end)));
         if let Some(ack) = words.ack {
             self.told_ack = Some(self.told_ack.map_or(ack, |told| later(told, ack)));
         }
+        self.said.forget_before(end);
     }
 
     /// Whether the backup has said all of it. An error if it has said something else.
@@ -388,9 +372,6 @@ impl Connection {
                 false => Err(Difference::Flags),
             };
         }
-        if !words.is_empty() && (self.leaves_a_hole(words) || self.is_before_all(words)) {
-            return Err(Difference::Bytes);
-        }
         let bytes = self.judge_bytes(words)?;
         let fin = self.judge_fin(words)?;
         let known = |told: Option<u32>, ack| told.is_some_and(|told| !after(ack, told));
@@ -404,18 +385,6 @@ impl Connection {
             return Err(Difference::Flags);
         }
         Ok(whole)
-    }
-
-    /// The primary's VM has lost what it said before these words on its way out. They would leave as equal, and then what was
-    /// lost, when it is repeated, as told before: nobody would have compared that. Frames leave in the order in which they were said, so
-    /// what waits only is no hole.
-    fn leaves_a_hole(&self, words: &Words) -> bool {
-        !words.syn && self.told_to.is_some_and(|to| after(words.seq, to))
-    }
-
-    /// They begin before the first that were told since it is not known what was told.
-    fn is_before_all(&self, words: &Words) -> bool {
-        !words.syn && self.told_from.is_some_and(|from| after(from, words.seq))
     }
 
     /// What the client was not told of these words' bytes, and its place.
