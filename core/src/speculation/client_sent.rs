@@ -21,6 +21,7 @@ impl Connection {
         segment: &Segment,
         begins: bool,
     ) {
+        self.spoke_us = cx.now_us;
         match self.phase {
             // A late acknowledgement would find no socket of the VM, which would reset what is over.
             Phase::Held { ended: true } if segment.is_pure_ack() && segment.seq == self.client_nxt => return,

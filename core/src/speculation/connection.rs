@@ -20,6 +20,11 @@ use std::collections::VecDeque;
 /// How long a connection that is over is known, so that late words are understood.
 pub(super) const LINGER_US: u64 = 120_000_000;
 
+/// How long both ends of a connection that is held as before may be silent until it is forgotten: longer than TCP's keep-alives wait.
+const HELD_US: u64 = 4 * 3_600_000_000;
+/// The same where the VM has closed its end, the client has that, and does not close its own.
+const HALF_CLOSED_US: u64 = 600_000_000;
+
 /// The later of two sequence numbers.
 pub(super) fn later(a: u32, b: u32) -> u32 {
     if before(a, b) { b } else { a }
@@ -160,6 +165,8 @@ pub(super) struct Connection {
     pub(super) dummy: Dummy,
     /// When it is forgotten.
     pub(super) forget_at: Option<u64>,
+    /// When either end spoke last. Does not travel.
+    pub(super) spoke_us: u64,
     /// `nxt` of the last cut that a backup was told of.
     pub(super) exported: u32,
     pub(super) dirty: bool,
@@ -241,6 +248,7 @@ impl Connection {
             rtt_us,
             dummy: Dummy::Unsent,
             forget_at: None,
+            spoke_us: 0,
             exported: vm_start,
             dirty: true,
             unmarked: false,
@@ -251,6 +259,7 @@ impl Connection {
     /// Asks for the shadow socket, at `una`.
     pub(super) fn build(&mut self, cx: &mut Context<'_>) {
         self.phase = Phase::Speculative;
+        self.spoke_us = cx.now_us;
         self.drop_to(self.una);
         (self.written, self.shadow_nxt, self.shadow_acked) = (self.base, self.base, self.base);
         self.socket_start = Some(self.base);
@@ -279,6 +288,17 @@ impl Connection {
         })));
         self.due = true;
         self.write(cx);
+    }
+
+    /// So long may both ends be silent, where it may never end properly; none: it ends by itself, or is alive.
+    pub(super) fn patience_us(&self) -> Option<u64> {
+        match self.phase {
+            // It may live. Once it is forgotten its timestamps may go back.
+            Phase::Held { ended: false } => Some(HELD_US),
+            // The client has the VM's end, and says none.
+            Phase::Probing { .. } | Phase::Speculative if self.fin_acked => Some(HALF_CLOSED_US),
+            _ => None,
+        }
     }
 
     pub(super) fn kept(&self) -> usize {

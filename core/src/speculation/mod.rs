@@ -49,6 +49,9 @@ const FEW_BYTES: usize = 64 << 10;
 /// The window that a connection has however little is left: it has to get on.
 const LEAST_WINDOW_BYTES: usize = 4 << 10;
 
+/// A connection that may never end makes room for another one after this silence.
+const SILENT_US: u64 = 60_000_000;
+
 /// All connections of one VM.
 #[derive(Debug)]
 pub struct Speculation {
@@ -300,13 +303,24 @@ impl Speculation {
         self.with(now_us, flow, out, Connection::end);
     }
 
-    /// Makes room: a connection that is over is only known so that late words of it are understood.
+    /// Makes room: a connection that is over is only known so that late words of it are understood. Then the longest silent of those that
+    /// may never end.
     fn forget_an_ended_one(&mut self, now_us: u64, out: &mut Vec<Action>) -> bool {
         let ended = self.timers.iter().find(|(_, flow)| {
             let known = self.connections.get(flow);
             known.is_some_and(|known| matches!(known.phase, Phase::Held { ended: true } | Phase::ResetByPeer))
         });
-        let Some((_, flow)) = ended.copied() else {
+        let silent = || {
+            let silent = self
+                .connections
+                .iter()
+                .filter(|(_, known)| known.patience_us().is_some() && known.spoke_us + SILENT_US <= now_us);
+            silent.min_by_key(|(_, known)| known.spoke_us)
+        };
+        let Some(flow) = ended
+            .map(|(_, flow)| *flow)
+            .or_else(|| silent().map(|(flow, _)| *flow))
+        else {
             return false;
         };
         self.end(now_us, flow, out);

@@ -1,7 +1,8 @@
 //! What waits for the clock, which is an argument.
 //!
 //! Invariants: 1. `deadline` is the earliest of all that waits. 2. nothing waits for ever: a probe is asked three times, a reset waits for the
-//!    client's acknowledgement ten seconds at most (one after the VM's end as long as the shadow socket does), what is over is forgotten after two minutes.
+//!    client's acknowledgement ten seconds at most (one after the VM's end as long as the shadow socket does), what is over is forgotten after two minutes,
+//!    and what may never end after a long silence.
 //! Not here: the shadow socket's own timers, which are the kernel's.
 
 use super::connection::{Connection, Dummy, LINGER_US, Phase, Reset};
@@ -76,7 +77,11 @@ impl Connection {
             Reset::Released(since) if !self.fin => Some(since + RESET_US),
             _ => None,
         };
-        [probe, dummy, reset, self.forget_at].into_iter().flatten().min()
+        let silence = self.patience_us().map(|patience| self.spoke_us + patience);
+        [probe, dummy, reset, silence, self.forget_at]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn fire(&mut self, cx: &mut Context<'_>) {
@@ -97,12 +102,17 @@ impl Connection {
             && due(since + RESET_US)
         {
             self.reset_client(cx);
-        } else if self.forget_at.is_some_and(due) {
-            self.phase = Phase::Gone;
+        } else if self.forget_at.is_some_and(due)
+            || self
+                .patience_us()
+                .is_some_and(|patience| due(self.spoke_us + patience))
+        {
+            self.end(cx);
         }
     }
 
     fn take_over(&mut self, cx: &mut Context<'_>) {
+        self.spoke_us = cx.now_us;
         self.last_stamp = self.last_stamp.wrapping_add(RAISE_TICKS);
         // A safe checkpoint: all that it holds may leave, and may have left.
         self.released = self.nxt;
@@ -115,6 +125,8 @@ impl Connection {
         }
         match self.phase {
             Phase::Probing { .. } | Phase::Speculative => self.probe(cx, 1),
+            // It goes on, with timestamps that do not go back.
+            Phase::Held { ended: false } => {}
             _ => self.forget_at = Some(cx.now_us + LINGER_US),
         }
     }

@@ -19,6 +19,7 @@ const URG: u8 = 0x20;
 
 impl Connection {
     pub(super) fn vm_sent(&mut self, cx: &mut Context<'_>, frame: &Frame, segment: &Segment) {
+        self.spoke_us = cx.now_us;
         match self.phase {
             Phase::Held { ended: true } if segment.fin() => {
                 // It has not heard that its end arrived, and the client may be gone for good.

@@ -2,7 +2,7 @@
 
 use super::seg::*;
 use super::talk::{CLIENT, Talk, VM, limits};
-use dunlin_core::speculation::Replica;
+use dunlin_core::speculation::{Limits, Replica, Speculation};
 use dunlin_core::units::Epoch;
 
 const NOTHING: [&str; 0] = [];
@@ -108,4 +108,58 @@ fn connections_that_come_and_go_while_the_vm_is_alone_do_not_keep_a_backup_from_
     }
     let whole = talk.core.cut(Epoch(1), true);
     assert!(Replica::new(limits()).stage(Epoch(1), whole).is_ok());
+}
+
+/// A talk whose client has the VM's end, and says none.
+fn half_closed(talk: &mut Talk) {
+    let mut end = talk.of_vm(0, 0);
+    end.flags |= FIN;
+    talk.says(&end);
+    talk.flush();
+    talk.sync();
+    let mut seg = talk.of_shadow(0, b"");
+    seg.flags |= FIN;
+    talk.shadow(&seg);
+    let ack = talk.of_client(0, 1);
+    talk.says(&ack);
+    assert_eq!(talk.flush(), ["vm: ACK 0 ack 1"]);
+}
+
+#[test]
+fn connections_that_never_end_make_room_for_others_after_a_minutes_silence() {
+    for is_half_closed in [false, true] {
+        let mut talk = Talk::new();
+        talk.core = Speculation::new(Limits {
+            connections: 1,
+            ..limits()
+        });
+        talk.opens();
+        match is_half_closed {
+            true => half_closed(&mut talk),
+            false => assert_eq!(fails(&mut talk), ["destroy", "vm: ACK 0 ack 0"]),
+        }
+        talk.client = 4;
+        talk.greet();
+        let third = talk.of_client(0, 0);
+        assert_eq!(talk.says(&third), ["vm: ACK 0 ack 0"], "it may live");
+        talk.wait(60_000_000);
+        talk.client = 8;
+        talk.greet();
+        let third = talk.of_client(0, 0);
+        let lines = talk.says(&third);
+        assert!(lines.iter().any(|line| line.starts_with("build")), "{lines:?}");
+        assert_eq!(talk.core.size().0, 1);
+    }
+}
+
+#[test]
+fn a_connection_that_only_its_vm_has_ended_is_forgotten_after_ten_minutes_silence() {
+    let mut talk = Talk::open();
+    half_closed(&mut talk);
+    assert_eq!(talk.wait(599_000_000), NOTHING);
+    let word = talk.of_client(0, 1);
+    talk.says(&word);
+    assert_eq!(talk.wait(599_000_000), NOTHING);
+    assert_eq!(talk.wait(1_000_000), ["destroy"]);
+    assert_eq!(talk.core.size().0, 0);
 }
