@@ -5,6 +5,11 @@ use crate::output::packet::{Segment, Timestamps, before};
 /// Ticks by which the VM's timestamps jump ahead when another host begins to speak for it: ten seconds of Linux's.
 pub(super) const MARGIN_TICKS: u32 = 10_000;
 
+/// An echo is believed of a segment whose numbers are no further than this from what the VM here has said and acknowledged.
+const NEAR_BYTES: u32 = 64 << 20;
+/// So far may an echo be ahead of what the VM here has said, in ticks: more than four hours.
+const MOST_AHEAD_TICKS: i32 = 1 << 24;
+
 /// How far the VM's sequence numbers are from the ones that the client knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Numbers {
@@ -305,7 +310,8 @@ impl Connection {
     }
 
     /// The client said `segment`, which is whole; its acknowledgement is `ack` in the VM's numbers.
-    pub(super) fn heard(&mut self, segment: &Segment, ack: Option<u32>) {
+    /// `raise` is what connections without their own figure add to timestamps.
+    pub(super) fn heard(&mut self, segment: &Segment, ack: Option<u32>, raise: u32) {
         if segment.rst() && self.said_ack == Some(segment.seq) {
             self.reset = Some(segment.seq);
         }
@@ -318,6 +324,7 @@ impl Connection {
         if let Some(found) = segment.timestamps
             && segment.ack_flag()
             && found.echo != 0
+            && self.believes(segment, found.echo, raise)
         {
             self.echo = later(self.echo, found.echo);
         }
@@ -327,6 +334,26 @@ impl Connection {
             let acknowledged = self.said_ack.is_some_and(|ack| !before(ack, end));
             self.peer_fin = Some(Fin { end, acknowledged });
         }
+    }
+
+    /// Whether `echo` is one of this connection's. Anybody can send a segment; after a take-over no word comes below what was echoed, and one
+    /// that lies half a circle ahead makes the client throw away all that follows.
+    fn believes(&self, segment: &Segment, echo: u32, raise: u32) -> bool {
+        let near = |a: u32, b: u32| (a.wrapping_sub(b) as i32).unsigned_abs() <= NEAR_BYTES;
+        let ack = self.delta().map(|delta| segment.ack.wrapping_sub(delta));
+        let fits = match (self.said_ack, self.sent.zip(ack)) {
+            // The VM has opened it, and acknowledged nothing yet.
+            (None, Some((sent, ack))) => near(ack, sent),
+            (Some(said), Some((sent, ack))) => near(segment.seq, said) && near(ack, sent),
+            (Some(said), None) => near(segment.seq, said),
+            (None, None) => false,
+        };
+        // The primary's clock may be ahead of the one here, but not by hours.
+        let ahead = |said: u32| {
+            let outside = said.wrapping_add(self.ticks.unwrap_or(raise));
+            echo.wrapping_sub(outside) as i32
+        };
+        fits && self.said_ticks.is_none_or(|said| ahead(said) <= MOST_AHEAD_TICKS)
     }
 
     /// Another host spoke until now, and added `raise` to timestamps; this one adds `more` to that.

@@ -142,7 +142,7 @@ impl SequenceRewriter {
         let was_over = connection.is_over();
         connection.learn(&segment, raise);
         let (frame, ack) = translated_in(frame, &segment, connection, raise);
-        connection.heard(&segment, ack);
+        connection.heard(&segment, ack, raise);
         if connection.is_over() && !was_over {
             self.pass(segment.key, Passing::Over);
         }

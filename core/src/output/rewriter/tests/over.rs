@@ -43,6 +43,23 @@ fn a_primary_whose_clock_ran_far_ahead_is_still_topped() {
     assert_eq!(echo.ticks, Some((11, 125)));
 }
 
+/// Anybody can send a segment with any echo: the floor of the take-over lay half a circle ahead, and the client threw all away.
+#[test]
+fn an_echo_that_cannot_be_of_this_connection_is_not_believed() {
+    let cases = [
+        ("another place", C + 1 + (1 << 30), P + 1, 5_000_000),
+        ("of nothing that was said", C + 1, P + 1 + (1 << 30), 5_000_000),
+        ("far ahead", C + 1, P + 1, 700 + 0x7000_0000),
+    ];
+    for (what, seq, ack, echo) in cases {
+        let mut rewriter = accepted();
+        into(&mut rewriter, &Seg::to_vm(ACK, seq, ack).ticks(10, echo));
+        rewriter.take_over();
+        let said = out(&mut rewriter, &Seg::from_vm(ACK, B1, C + 1).ticks(150, 10));
+        assert_eq!(said.ticks, Some((10_750, 10)), "{what}");
+    }
+}
+
 #[test]
 fn a_connection_from_before_the_last_sync_has_its_timestamps_raised_and_nothing_else() {
     let mut rewriter = SequenceRewriter::new();
