@@ -2,7 +2,7 @@
 
 use crate::script::Script;
 use dunlin_core::offload::segment::segments;
-use dunlin_core::offload::{MOST_SEGMENTS, Offload};
+use dunlin_core::offload::{MOST_CUT, Offload};
 use dunlin_guest::frames::FRAME_BYTES_MAX;
 use dunlin_guest::frames::vhost_user::Ram;
 use dunlin_guest::frames::vhost_user::ring::{HEADER_BYTES, Layout, Place, Put, Ring};
@@ -90,7 +90,7 @@ pub fn virtqueue(bytes: &[u8]) {
                 assert!(segment.len() <= longest);
                 count += 1;
             });
-            assert!(count <= MOST_SEGMENTS);
+            assert!(count <= MOST_CUT);
         }
         assert!(frame.len() <= FRAME_BYTES_MAX);
         let first = ring.next();

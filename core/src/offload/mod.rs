@@ -25,8 +25,10 @@ const ECN: u8 = 0x80;
 
 /// Where TCP's checksum lies in its header.
 const TCP_CHECKSUM: usize = 16;
-/// More segments than this are cut from no frame: 64 KiB at the smallest segment size that hosts use (512 bytes).
+/// So many segments are put together into one frame, and kept for that: 64 KiB at the smallest segment size that most hosts use (512 bytes).
 pub const MOST_SEGMENTS: usize = 128;
+/// More segments than this are cut from no frame: 64 KiB at the smallest segment size that Linux uses (48 bytes).
+pub const MOST_CUT: usize = 1366;
 /// Ethernet with two VLAN tags, IP and TCP with all options. IPv6 may have more before TCP; nobody sends it so in large frames, and a frame that repeated it
 /// in each segment would make more of itself than a batch has room for.
 pub const MOST_HEADERS_BYTES: usize = 22 + 60 + 60;

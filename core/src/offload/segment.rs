@@ -1,9 +1,9 @@
 //! Cuts a large frame into segments, and finishes checksums.
 //!
-//! Invariants: 1. total: whatever a guest writes into header and frame, at most [`MOST_SEGMENTS`] frames come out, none longer than what went in, and all of
+//! Invariants: 1. total: whatever a guest writes into header and frame, at most [`MOST_CUT`] frames come out, none longer than what went in, and all of
 //!             them together by their headers alone ([`MOST_HEADERS_BYTES`] each); 2. a frame that contradicts its header is lost, as on any wire.
 
-use super::{ECN, Headers, MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload, TCP_CHECKSUM, TCP_V4, TCP_V6, set};
+use super::{ECN, Headers, MOST_CUT, MOST_HEADERS_BYTES, Offload, TCP_CHECKSUM, TCP_V4, TCP_V6, set};
 use crate::output::packet::{FIN, PSH, u16_at, u32_at};
 use crate::output::rewriter::rewrite::{fold, sum};
 
@@ -49,7 +49,7 @@ fn cut(offload: &Offload, frame: &[u8], scratch: &mut Vec<u8>, mut each: impl Fn
     let most = usize::from(offload.gso_size);
     let (head, payload) = frame.split_at(headers.payload);
     // Before the first one comes out (invariants 1 and 2).
-    if most == 0 || head.len() > MOST_HEADERS_BYTES || payload.len().div_ceil(most) > MOST_SEGMENTS {
+    if most == 0 || head.len() > MOST_HEADERS_BYTES || payload.len().div_ceil(most) > MOST_CUT {
         return None;
     }
     let first_id = headers.is_v4.then(|| u16_at(frame, headers.ip + 4)).flatten();

@@ -2,7 +2,7 @@
 
 use super::merge::Run;
 use super::segment::segments;
-use super::{MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload, TCP_V4, TCP_V6};
+use super::{MOST_CUT, MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload, TCP_V4, TCP_V6};
 use crate::output::packet::testing::{Seg, checksum_is_right, sum_of};
 use crate::output::packet::{ACK, Direction, FIN, PSH, SYN};
 use proptest::prelude::*;
@@ -238,6 +238,20 @@ fn the_last_bits_of_a_large_frame_are_where_they_belong() {
     assert_eq!(flags, [ACK | CWR, ACK, ACK | PSH | FIN]);
 }
 
+/// A client with a segment size below 512 bytes: more segments than are put together again.
+#[test]
+fn a_large_frame_of_small_segments_is_cut_whole() {
+    let frames = burst(false, 1000, 20_000, 3);
+    let run = Run::at_front(frames.iter().map(|frame| &frame[..]), MOST_SEGMENTS);
+    let small = Offload {
+        gso_size: 100,
+        ..run.offload
+    };
+    let out = cut(&small, &joined(&run, &frames)).expect("no more than 64 KiB make");
+    assert_eq!(out.len(), 200);
+    assert_eq!(out, burst(false, 100, 20_000, 3));
+}
+
 #[test]
 fn a_header_that_contradicts_its_frame_loses_it() {
     let frames = burst(false, 1000, 20_000, 3);
@@ -250,7 +264,7 @@ fn a_header_that_contradicts_its_frame_loses_it() {
         (
             "too many segments",
             Offload {
-                gso_size: 20_000 / (MOST_SEGMENTS as u16 + 1),
+                gso_size: 20_000 / (MOST_CUT as u16 + 1),
                 ..good
             },
         ),
@@ -391,7 +405,7 @@ proptest! {
         }
         for frame in [bytes, like] {
             if let Some(out) = cut(&header, &frame) {
-                prop_assert!(out.len() <= MOST_SEGMENTS && out.iter().all(|segment| segment.len() <= frame.len()));
+                prop_assert!(out.len() <= MOST_CUT && out.iter().all(|segment| segment.len() <= frame.len()));
             }
             let twice = [frame.clone(), frame];
             let (_, out) = through(&twice);

@@ -47,7 +47,7 @@ impl GsoTap {
         self.tap.set_rx_filter(addresses)
     }
 
-    /// Gives what comes next to `each`: a frame, or up to [`MOST_SEGMENTS`] segments. False: there is nothing.
+    /// Gives what comes next to `each`: a frame, or up to [`dunlin_core::offload::MOST_CUT`] segments. False: there is nothing.
     pub fn read(&mut self, each: impl FnMut(&[u8])) -> io::Result<bool> {
         let Some(length) = self.tap.read(&mut self.buffer)? else {
             return Ok(false);

@@ -128,11 +128,16 @@ impl VmLoop {
                 .for_each(|frame| self.net.output.asked(frame, now_us));
         }
         if agreed {
-            let count = frames.len();
-            if !self.propose(&Agreed::Frames(frames))
-                && let Some(nics) = &mut self.net.nics
-            {
-                nics.lost(count);
+            // A large frame of small segments may make more than an entry holds.
+            let mut frames = frames.into_iter().peekable();
+            while frames.peek().is_some() {
+                let batch: Vec<Frame> = frames.by_ref().take(MOST_FRAMES).collect();
+                let count = batch.len();
+                if !self.propose(&Agreed::Frames(batch))
+                    && let Some(nics) = &mut self.net.nics
+                {
+                    nics.lost(count);
+                }
             }
         } else if self.net.speculating.is_some() {
             self.speculate_on_heard(frames);

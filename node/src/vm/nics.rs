@@ -14,7 +14,7 @@
 use crate::config::VmConfig;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
-use dunlin_core::offload::{MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload};
+use dunlin_core::offload::{MOST_CUT, MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload};
 use dunlin_core::overheard::Overheard;
 use dunlin_core::sync::drain::Drain;
 use dunlin_core::wire::agreed::MOST_FRAMES;
@@ -30,7 +30,7 @@ const FRAME_BYTES: usize = 65_600;
 const BATCH_BYTES: usize = 1 << 20;
 /// The most that a batch takes in the log: there has to be room for it before it is taken off the network.
 pub const MOST_BATCH_BYTES: usize =
-    BATCH_BYTES + FRAME_BYTES + MOST_SEGMENTS * MOST_HEADERS_BYTES + 8 * MOST_FRAMES;
+    BATCH_BYTES + FRAME_BYTES + MOST_CUT * MOST_HEADERS_BYTES + 8 * (MOST_FRAMES + MOST_CUT);
 /// Frames that have waited in a TAP: several times what its queue in the kernel holds.
 const MOST_STALE: usize = 4096;
 /// A backup looks this often at what the network brings to it as well: no wake-up is made for it, since agreed inputs and heartbeats
@@ -163,7 +163,7 @@ impl Nics {
         Ok(())
     }
 
-    /// What the network has sent: at most one batch.
+    /// What the network has sent: at most one batch, and what a large frame of small segments makes more.
     pub fn read_taps(&mut self) -> Vec<Frame> {
         let mut frames = Vec::new();
         // A flood for one card takes no other's turn.
@@ -174,7 +174,7 @@ impl Nics {
                 break;
             };
             let (mut bytes, mut looked_at) = (0, 0);
-            // What is read at once may be as many segments.
+            // What is read at once is as many segments, as a rule.
             while looked_at < MOST_FRAMES / cards
                 && bytes < BATCH_BYTES / cards
                 && frames.len() + MOST_SEGMENTS <= MOST_FRAMES

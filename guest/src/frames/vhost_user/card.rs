@@ -194,7 +194,7 @@ impl Card {
     }
 
     /// Gives out the frames that the guest sends, until they are `most`: each as a wire has it, so that the last large one may make them more by
-    /// [`MOST_SEGMENTS`]. How many.
+    /// [`dunlin_core::offload::MOST_CUT`]. How many.
     pub(super) fn take_frames(
         &self,
         most: usize,

@@ -12,7 +12,7 @@ use crate::vm::session::reader::Lent;
 use bytes::Bytes;
 use dunlin_api::EventKind;
 use dunlin_core::agreed::{Agreed, Frame};
-use dunlin_core::offload::{MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload};
+use dunlin_core::offload::{MOST_CUT, MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::output::packet::{Direction, Parsed, parse};
 use dunlin_core::program::order::Next;
@@ -29,7 +29,7 @@ pub(super) const FRAME_BYTES: usize = 65_600;
 const BATCH_BYTES: usize = 1 << 20;
 /// The most that a batch takes in the log.
 const MOST_BATCH_BYTES: usize =
-    BATCH_BYTES + FRAME_BYTES + MOST_SEGMENTS * MOST_HEADERS_BYTES + 8 * MOST_FRAMES;
+    BATCH_BYTES + FRAME_BYTES + MOST_CUT * MOST_HEADERS_BYTES + 8 * (MOST_FRAMES + MOST_CUT);
 /// Entries under way to the group beyond which the network has to wait.
 const INPUTS_UNDER_WAY: u64 = 1024;
 /// What may wait for the copy here before the network has to.
@@ -83,7 +83,7 @@ impl ProgramLoop {
             return false;
         };
         let (mut frames, mut bytes) = (Vec::new(), 0);
-        // What is read at once may be as many segments.
+        // What is read at once is as many segments, as a rule.
         while frames.len() + MOST_SEGMENTS <= MOST_FRAMES && bytes < BATCH_BYTES {
             let read = door.read(|frame| {
                 bytes += frame.len();
@@ -100,12 +100,19 @@ impl ProgramLoop {
             return false;
         }
         let count = frames.len();
-        let entry = match self.time_with_inputs() {
-            Some(time) => Agreed::Timed { time, frames },
-            None => Agreed::Frames(frames),
-        };
+        // A large frame of small segments may make more than an entry holds.
+        let (mut frames, mut entries) = (frames.into_iter().peekable(), Vec::with_capacity(1));
+        while frames.peek().is_some() {
+            let frames: Vec<Frame> = frames.by_ref().take(MOST_FRAMES).collect();
+            entries.push(match self.time_with_inputs() {
+                Some(time) => Agreed::Timed { time, frames },
+                None => Agreed::Frames(frames),
+            });
+        }
         self.were_taken(count);
-        self.propose(&entry);
+        for entry in &entries {
+            self.propose(entry);
+        }
         true
     }
 
