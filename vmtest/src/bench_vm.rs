@@ -15,7 +15,7 @@ mod bound;
 pub mod cards;
 mod case;
 mod clients;
-mod cost;
+pub(crate) mod cost;
 pub mod failover;
 pub mod growth;
 mod link;

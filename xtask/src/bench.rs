@@ -54,11 +54,11 @@ pub enum Bench {
 /// The options of `bench programs`.
 #[derive(clap::Args)]
 pub struct Programs {
-    /// Only these, by commas: redis, memcached, nginx, node.
+    /// Only these, by commas: redis, memcached, nginx, lighttpd, node, go, postgresql, mariadb.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     programs: Vec<String>,
-    /// Numbers of parallel connections, by commas.
-    #[arg(long, value_delimiter = ',', default_value = "1,16,50")]
+    /// Numbers of parallel connections, by commas; if none is named 1,16,50, and 1,2,4 for those that write into a database.
+    #[arg(long, value_delimiter = ',')]
     connections: Vec<u32>,
     /// How often each is measured; medians are shown.
     #[arg(long, default_value_t = 3)]
@@ -69,7 +69,7 @@ pub struct Programs {
     /// What the next input waits for (`[program] order`): read, batch, answer, delivery. What suits each program, if none is named.
     #[arg(long)]
     order: Option<String>,
-    /// Not throughput, but how long redis stands still for a copy of it: so many switchovers for each size.
+    /// Not throughput, but how long each stands still for a copy of it: so many switchovers, and with redis so many differences, for each size.
     #[arg(long, value_name = "TIMES")]
     joins: Option<usize>,
     /// With `--joins`: what redis is filled with, in MB, by commas.
@@ -472,6 +472,7 @@ fn programs(options: &Programs) -> Result<()> {
     let dunlin = super::ready(true)?;
     if let Some(joins) = options.joins {
         let spec = program::bench_joins::JoinsSpec {
+            programs: options.programs.clone(),
             megabytes: options.filled.clone(),
             joins,
         };

@@ -1,62 +1,41 @@
 //! What running a bare program twice costs: servers on one host of the testbed, plain, and the same as programs of two hosts, in turns.
 //!
 //! * **Decides:** nothing. * **Flow:** for each server: plain and protected at once, one of them loaded at a time -> medians of the rounds.
-//! * **Invariants:** it is protected from the first to the last round, or there are no figures.
+//! * **Invariants:** it is protected from the first to the last request of a round that counts.
 //! * **Not here:** VMs (`bench_vm`); what a copy of a running one costs (`bench_joins`).
 
-use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::path::Path;
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+mod loads;
+mod plain;
+mod subjects;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use dunlin_api::EventKind;
 use serde::Serialize;
 
-use super::services::clients::{Open, counts, fetches_one, increments};
-use super::services::{memcached, nginx, node};
-use super::{PATIENCE, Plan, down, figure, up};
-use crate::client::load::{LoadSpec, run_requests};
+use super::{NAME, PATIENCE, Plan, down, up};
+use crate::bench_vm::cost::DAEMON;
 use crate::cluster::{Cluster, in_a_testbed};
 use crate::demo::service;
-use crate::testbed::{Node, Testbed, TestbedSpec};
+use crate::testbed::TestbedSpec;
+use loads::{Measured, Window};
+use plain::Plain;
+pub(super) use subjects::Subject;
+use subjects::{Asked, SUBJECTS};
 
-/// The requests of a first, rough measure.
-const LEAST_REQUESTS: u64 = 1000;
-/// Where the plain one listens.
-const PLAIN_PORT: u16 = 6380;
-
-/// What is asked.
-#[derive(Clone, Copy)]
-enum Load {
-    /// redis-benchmark's SET of 64 bytes.
-    RedisBenchmark,
-    /// A thread for each connection, one request at a time.
-    Own(Open),
-}
-
-/// A server, by its port.
-type Server = fn(&Testbed, u16) -> Result<Option<Plan>>;
-
-/// Name, what is asked of it, the server.
-const PROGRAMS: [(&str, &str, Load, Server); 4] = [
-    ("redis", "SET", Load::RedisBenchmark, redis),
-    ("memcached", "incr", Load::Own(counts), memcached),
-    ("nginx", "a file of 700 bytes", Load::Own(fetches_one), nginx),
-    ("node", "INCR", Load::Own(increments), node),
-];
-
-fn redis(testbed: &Testbed, port: u16) -> Result<Option<Plan>> {
-    let mut plan = Plan::redis(testbed)?;
-    plan.command.extend(["--port".to_owned(), port.to_string()]);
-    Ok(Some(plan))
-}
+/// So often a load is repeated in which copies differed that may.
+const TRIES: usize = 5;
+/// The host that only agrees.
+const WITNESS: &str = "c";
 
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct BenchSpec {
     /// Which programs; all, if none is named.
     pub programs: Vec<String>,
-    /// Numbers of parallel connections.
+    /// Numbers of parallel connections; what makes sense for each, if none is named.
     pub connections: Vec<u32>,
     /// How often each.
     pub rounds: usize,
@@ -85,13 +64,66 @@ pub struct Figures {
     pub plain_p50_ms: f64,
     /// See `plain_p50_ms`.
     pub program_p50_ms: f64,
+    /// CPU for one request, in microseconds.
+    pub cpu_us: CpuUs,
+    /// How often the second copy was lost for what it said, or did not say; each such round was measured again.
+    pub lost: usize,
+}
+
+/// Medians over the rounds.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct CpuUs {
+    /// The server without Dunlin.
+    pub plain: f64,
+    /// The client of that.
+    pub plain_client: f64,
+    /// The daemon of the primary's host.
+    pub primary: f64,
+    /// That of the backup's.
+    pub backup: f64,
+    /// That of the witness.
+    pub witness: f64,
+    /// The program, on the primary's host.
+    pub copy: f64,
+    /// On the backup's.
+    pub second_copy: f64,
+    /// The client.
+    pub client: f64,
+}
+
+impl CpuUs {
+    fn of(rounds: &[[Measured; 2]], primary: &str, backup: &str) -> Self {
+        let of = |value: &dyn Fn(&[Measured; 2]) -> f64| median(rounds.iter().map(value));
+        let program = |host: &str, groups: &[&str]| of(&|round| round[1].cost.on(host, groups));
+        Self {
+            plain: of(&|round| round[0].cost.on(plain::HOST, &["rest"])),
+            plain_client: of(&|round| round[0].client_us),
+            primary: program(primary, &DAEMON),
+            backup: program(backup, &DAEMON),
+            witness: program(WITNESS, &DAEMON),
+            copy: program(primary, &["rest"]),
+            second_copy: program(backup, &["rest"]),
+            client: of(&|round| round[1].client_us),
+        }
+    }
+
+    /// Of a request to the program on two hosts.
+    pub fn sum(&self) -> f64 {
+        self.primary + self.backup + self.witness + self.copy + self.second_copy + self.client
+    }
 }
 
 impl Figures {
     /// For people.
     pub fn line(&self) -> String {
+        let cpu = &self.cpu_us;
+        let lost = match self.lost {
+            0 => String::new(),
+            times => format!("; the second copy was lost {times} times, and the round measured again"),
+        };
         format!(
-            "bench programs: {} {}, order {:?}, {} connections: plain {:.0}/s p50 {:.2} ms, on two hosts {:.0}/s p50 {:.2} ms: share {:.3}, p50 x {:.1}",
+            "bench programs: {}, {}, order {:?}, {} connections: plain {:.0}/s p50 {:.2} ms, on two hosts {:.0}/s p50 {:.2} ms: share {:.3}, p50 x {:.1}; \
+             CPU us a request: plain {:.0} and client {:.0}; daemons {:.0} + {:.0} + {:.0}, copies {:.0} + {:.0}, client {:.0}, in all {:.0}{lost}",
             self.program,
             self.asked,
             self.order,
@@ -101,57 +133,61 @@ impl Figures {
             self.program_per_second,
             self.program_p50_ms,
             self.program_per_second / self.plain_per_second.max(1.0),
-            self.program_p50_ms / self.plain_p50_ms.max(0.001)
+            self.program_p50_ms / self.plain_p50_ms.max(0.001),
+            cpu.plain,
+            cpu.plain_client,
+            cpu.primary,
+            cpu.backup,
+            cpu.witness,
+            cpu.copy,
+            cpu.second_copy,
+            cpu.client,
+            cpu.sum(),
         )
     }
+}
+
+/// Those that are named, or all.
+///
+/// # Errors
+/// A name that is none.
+pub(super) fn named(programs: &[String]) -> Result<Vec<&'static Subject>> {
+    if let Some(unknown) = programs
+        .iter()
+        .find(|named| !SUBJECTS.iter().any(|known| known.name == *named))
+    {
+        bail!(
+            "there is no program {unknown:?}: {}",
+            SUBJECTS.each_ref().map(|subject| subject.name).join(", ")
+        );
+    }
+    let is_named = |name: &str| programs.is_empty() || programs.iter().any(|named| named == name);
+    Ok(SUBJECTS.iter().filter(|subject| is_named(subject.name)).collect())
 }
 
 /// Measures, in turns.
 ///
 /// # Errors
-/// When a program is not protected all the while, or something does not happen at all.
+/// When a program is not protected all the while, something does not happen at all, or none of them is on this machine.
 pub fn run(binary: &Path, spec: &BenchSpec, say: &mut dyn FnMut(&str)) -> Result<Vec<Figures>> {
-    let is_named = |name: &str| spec.programs.is_empty() || spec.programs.iter().any(|named| named == name);
-    if let Some(unknown) = spec
-        .programs
-        .iter()
-        .find(|named| !PROGRAMS.iter().any(|(name, ..)| name == *named))
-    {
-        bail!(
-            "there is no program {unknown:?}: {}",
-            PROGRAMS.map(|(name, ..)| name).join(", ")
-        );
-    }
+    let subjects = named(&spec.programs)?;
+    ensure!(spec.rounds > 0, "--rounds 0 measures nothing");
     in_a_testbed("bench-programs", &TestbedSpec::three_hosts(), binary, |cluster| {
         cluster.start_hosts()?;
         let mut all = Vec::new();
-        for (name, asked, load, server) in PROGRAMS.into_iter().filter(|(name, ..)| is_named(name)) {
-            let testbed = cluster.testbed();
-            let (Some(mut plan), Some(plain)) =
-                (server(testbed, service().port())?, server(testbed, PLAIN_PORT)?)
-            else {
+        for subject in subjects {
+            let Some(mut plan) = (subject.plan)(cluster.testbed(), service().port())? else {
                 say(&format!(
-                    "bench programs: {name} is not on this machine: not measured"
+                    "bench programs: {} is not on this machine: not measured",
+                    subject.name
                 ));
                 continue;
             };
             let order = ordered(&mut plan, spec.order.as_deref());
-            let measured = compare(cluster, load, [&plain, &plan], spec).with_context(|| name.to_owned())?;
-            for (connections, [plain, program]) in measured {
-                let figures = Figures {
-                    program: name.to_owned(),
-                    asked: asked.to_owned(),
-                    order: order.clone(),
-                    connections,
-                    plain_per_second: plain.per_second,
-                    program_per_second: program.per_second,
-                    plain_p50_ms: plain.p50_ms,
-                    program_p50_ms: program.p50_ms,
-                };
-                say(&figures.line());
-                all.push(figures);
-            }
+            let measured = compare(cluster, subject, &plan, &order, spec, say);
+            all.extend(measured.with_context(|| subject.name.to_owned())?);
         }
+        ensure!(!all.is_empty(), "none of these programs is on this machine");
         Ok(all)
     })
 }
@@ -167,160 +203,118 @@ fn ordered(plan: &mut Plan, order: Option<&str>) -> String {
     own.unwrap_or("auto").trim_matches('"').to_owned()
 }
 
-/// Requests per second, and the median of their times.
-#[derive(Clone, Copy)]
-struct Measured {
-    per_second: f64,
-    p50_ms: f64,
-}
-
-/// Medians of plain and protected, by the number of connections.
+/// All loads of one server, plain and protected.
 fn compare(
     cluster: &Cluster<'_>,
-    load: Load,
-    [plain, plan]: [&Plan; 2],
+    subject: &Subject,
+    plan: &Plan,
+    order: &str,
     spec: &BenchSpec,
-) -> Result<Vec<(u32, [Measured; 2])>> {
-    let (primary, _) = up(cluster, plan)?;
-    let mut plain = Plain::start(cluster, plain)?;
+    say: &mut dyn FnMut(&str),
+) -> Result<Vec<Figures>> {
+    let (primary, backup) = up(cluster, plan)?;
+    let mut plain = Plain::start(cluster, plan)?;
     let client = cluster.testbed().node("client");
-    let mut all = Vec::new();
-    for &connections in &spec.connections {
-        let mut rounds: [Vec<Measured>; 2] = Default::default();
-        for _ in 0..spec.rounds {
-            for (target, measured) in [plain.address, service()].into_iter().zip(&mut rounds) {
-                measured.push(match load {
-                    Load::RedisBenchmark => redis_benchmark(client, target, connections, spec.about)?,
-                    Load::Own(open) => own(client, target, connections, spec.about, open)?,
-                });
-            }
-        }
-        let medians = rounds.map(|rounds| Measured {
-            per_second: median(rounds.iter().map(|round| round.per_second)),
-            p50_ms: median(rounds.iter().map(|round| round.p50_ms)),
-        });
-        all.push((connections, medians));
+    for target in [plain.address, service()] {
+        subject.set_up(client, target)?;
     }
-    let differing = figure(cluster, &primary, |program| program.differing)?;
-    let (still, _) = cluster.await_protected(super::NAME, PATIENCE)?;
-    ensure!(
-        still == primary && differing == 0,
-        "{primary} served at first, {still} at last, {differing} outputs differed"
-    );
+    // A first greeting may have cost the second copy.
+    cluster.await_protected(NAME, PATIENCE)?;
+    let pair = Pair {
+        cluster,
+        subject,
+        plain: &plain,
+        hosts: [&primary, &backup],
+        about: spec.about,
+    };
+    let mut all = Vec::new();
+    for asked in subject.loads {
+        let own = match &spec.connections[..] {
+            [] => asked.connections,
+            named => named,
+        };
+        for &connections in own {
+            let (mut rounds, mut lost) = (Vec::new(), 0);
+            for _ in 0..spec.rounds {
+                rounds.push(pair.round(asked, connections, &mut lost)?);
+            }
+            let of =
+                |at: usize, value: fn(&Measured) -> f64| median(rounds.iter().map(|round| value(&round[at])));
+            let figures = Figures {
+                program: subject.name.to_owned(),
+                asked: asked.what.to_owned(),
+                order: order.to_owned(),
+                connections,
+                plain_per_second: of(0, |round| round.per_second),
+                program_per_second: of(1, |round| round.per_second),
+                plain_p50_ms: of(0, |round| round.p50_ms),
+                program_p50_ms: of(1, |round| round.p50_ms),
+                cpu_us: CpuUs::of(&rounds, &primary, &backup),
+                lost,
+            };
+            say(&figures.line());
+            all.push(figures);
+        }
+    }
     plain.stop()?;
     down(cluster, &primary)?;
     Ok(all)
 }
 
-/// A first load says how many requests the time holds: a handful of them says too little.
-fn redis_benchmark(client: &Node, target: SocketAddr, connections: u32, about: Duration) -> Result<Measured> {
-    let spec = LoadSpec {
-        target,
-        test: "set".to_owned(),
-        connections,
-        about,
-    };
-    let first = run_requests(client, &spec, LEAST_REQUESTS)?;
-    let requests = (first.per_second * about.as_secs_f64()) as u64;
-    let report = run_requests(client, &spec, requests.max(LEAST_REQUESTS))?;
-    Ok(Measured {
-        per_second: report.per_second,
-        p50_ms: report.p50_ms,
-    })
+/// A server that runs plain, and as a program of two hosts.
+struct Pair<'a> {
+    cluster: &'a Cluster<'a>,
+    subject: &'a Subject,
+    plain: &'a Plain,
+    /// The primary and the backup.
+    hosts: [&'a str; 2],
+    about: Duration,
 }
 
-/// All connections stand before the first one asks.
-fn own(client: &Node, target: SocketAddr, connections: u32, about: Duration, open: Open) -> Result<Measured> {
-    let barrier = std::sync::Arc::new(std::sync::Barrier::new(connections as usize));
-    let mut workers = Vec::new();
-    for number in 0..connections {
-        let barrier = std::sync::Arc::clone(&barrier);
-        let work = move || -> Result<Vec<u64>> {
-            let opened = open(target, number as usize);
-            barrier.wait();
-            let (mut ask, until) = (opened?, Instant::now() + about);
-            let (mut turn, mut times_us) = (0, Vec::new());
-            while Instant::now() < until {
-                turn += 1;
-                let asked = Instant::now();
-                ask(turn)?;
-                times_us.push(asked.elapsed().as_micros() as u64);
-            }
-            Ok(times_us)
+impl Pair<'_> {
+    /// Both, one after the other. The program is protected from its load's beginning to the end, or it is measured again.
+    fn round(&self, asked: &Asked, connections: u32, lost: &mut usize) -> Result<[Measured; 2]> {
+        let window = |target| Window {
+            testbed: self.cluster.testbed(),
+            target,
+            connections,
+            about: self.about,
         };
-        workers.push(client.spawn(&format!("bench-{number}"), work)?);
-    }
-    let mut times_us = Vec::new();
-    for worker in workers {
-        times_us.extend(worker.join().map_err(|_| anyhow!("a client panicked"))???);
-    }
-    Ok(Measured {
-        per_second: times_us.len() as f64 / about.as_secs_f64(),
-        p50_ms: median(times_us.iter().map(|us| *us as f64 / 1e3)),
-    })
-}
-
-/// Whatever it speaks. Nothing tells a client that a server has begun: it has to ask.
-fn await_port(client: &Node, target: SocketAddr) -> Result<()> {
-    let until = Instant::now() + PATIENCE;
-    let waited = client.spawn("await-port", move || {
-        loop {
-            match TcpStream::connect_timeout(&target, PATIENCE) {
-                Ok(_) => return Ok(()),
-                Err(error) if Instant::now() > until => return Err(error),
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        let plain = window(self.plain.address).measure(asked.load)?;
+        let losses = || -> Result<usize> {
+            let events = self.cluster.events(self.hosts[0])?;
+            Ok(events
+                .iter()
+                .filter(|event| event.kind == EventKind::BackupLost)
+                .count())
+        };
+        for _ in 0..TRIES {
+            let (before, _) = (losses()?, self.cluster.await_protected(NAME, PATIENCE)?);
+            let program = window(service()).measure(asked.load)?;
+            let (primary, backup) = self.cluster.await_protected(NAME, PATIENCE)?;
+            ensure!(
+                [&*primary, &*backup] == self.hosts,
+                "{} served at first, {primary} at last",
+                self.hosts[0]
+            );
+            let more = losses()? - before;
+            if more == 0 {
+                return Ok([plain, program]);
             }
+            *lost += more;
+            ensure!(
+                self.subject.may_differ(),
+                "its copies differ: 'backup-lost' in the events of host {primary}"
+            );
         }
-    })?;
-    let asked = waited.join().map_err(|_| anyhow!("a client panicked"))??;
-    asked.with_context(|| format!("nobody listens at {target}"))
+        bail!("its second copy was lost in each of {TRIES} loads with {connections} connections")
+    }
 }
 
 pub(super) fn median(all: impl Iterator<Item = f64>) -> f64 {
     let mut all: Vec<f64> = all.collect();
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).copied().unwrap_or(0.0)
-}
-
-/// The same server without Dunlin, on the first host.
-struct Plain {
-    server: Child,
-    address: SocketAddr,
-}
-
-impl Plain {
-    fn start(cluster: &Cluster<'_>, plan: &Plan) -> Result<Self> {
-        let node = cluster.testbed().node("a");
-        let address = SocketAddr::new(IpAddr::V4(node.address()), PLAIN_PORT);
-        let server = node
-            .command(&plan.command[0])?
-            .args(&plan.command[1..])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .with_context(|| format!("{} does not start", plan.command[0]))?;
-        let plain = Self { server, address };
-        await_port(cluster.testbed().node("client"), address)?;
-        Ok(plain)
-    }
-
-    /// By SIGTERM: what it has begun itself ends with it.
-    fn stop(&mut self) -> Result<()> {
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.server.id())?);
-        // One that has ended is collected below.
-        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
-        self.server.wait()?;
-        Ok(())
-    }
-}
-
-impl Drop for Plain {
-    fn drop(&mut self) {
-        // Ended already, or ended now.
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-    }
 }
 
 #[cfg(test)]

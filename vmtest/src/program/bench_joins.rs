@@ -1,34 +1,39 @@
-//! How long a program stands still for a copy of it: redis with so much in memory, under light load, from switchover to switchover.
+//! How long a program stands still for a copy of it: under light load, from switchover to switchover, and after differences.
 //!
-//! * **Decides:** nothing. * **Flow:** for each size: redis is filled on both hosts -> a switchover, by which the host that served loses its copy ->
-//!   the event of the copy that is brought there says how long it took -> medians.
+//! * **Decides:** nothing. * **Flow:** a program on both hosts, redis filled with so much -> a switchover, by which the host that served loses
+//!   its copy, or an answer that is drawn, by which the backup's does -> the event of the copy that is brought there says how long it took -> medians.
 //! * **Invariants:** clients are answered right all the while, or there are no figures.
 //! * **Not here:** throughput (`bench`).
 
-use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use dunlin_api::EventKind;
+use dunlin_api::{Event, EventKind};
 use serde::Serialize;
 
-use super::bench::median;
-use super::{NAME, PATIENCE, Plan, count, down, up};
+use super::bench::{Subject, median, named};
+use super::services::clients::Others;
+use super::{NAME, PATIENCE, down, up};
+use crate::client::{Answer, Connection};
 use crate::cluster::{Cluster, in_a_testbed};
 use crate::demo::service;
 use crate::testbed::TestbedSpec;
 
-/// The clients that count beside it.
+/// The clients beside it.
 const CLIENTS: usize = 2;
 /// Answers between two joins.
 const BETWEEN: u64 = 300;
 /// Of each value that redis is filled with.
 const VALUE_BYTES: u64 = 1000;
+/// The program that can be filled, and that differs when it is asked to draw.
+const REDIS: &str = "redis";
 
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct JoinsSpec {
+    /// Which programs; all, if none is named.
+    pub programs: Vec<String>,
     /// What redis is filled with, in MB.
     pub megabytes: Vec<u64>,
     /// How many joins of each.
@@ -38,8 +43,12 @@ pub struct JoinsSpec {
 /// One join, or the medians of several.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Join {
-    /// What redis was filled with, in MB.
+    /// Which program.
+    pub program: String,
+    /// What it was filled with, in MB.
     pub megabytes: u64,
+    /// Why it had lost its copy.
+    pub after: String,
     /// No input was taken for so long.
     pub quiet_ms: f64,
     /// It stood still for so long; an earlier version does not say it.
@@ -59,9 +68,11 @@ impl Join {
     pub fn line(&self) -> String {
         let shown = |value: Option<f64>| value.map_or("?".to_owned(), |value| format!("{value:.1}"));
         format!(
-            "bench joins: redis with {} MB: no input for {:.0} ms, stood still for {} ms, {} MiB had gone ahead, {} MiB taken then; {:.1} MiB sent then, \
+            "bench joins: {} with {} MB, after {}: no input for {:.0} ms, stood still for {} ms, {} MiB had gone ahead, {} MiB taken then; {:.1} MiB sent then, \
              restored in {:.0} ms",
+            self.program,
             self.megabytes,
+            self.after,
             self.quiet_ms,
             shown(self.stood_ms),
             shown(self.ahead_mib),
@@ -72,15 +83,15 @@ impl Join {
     }
 
     /// By the events of the host that it was made on, and of the one that it was brought to.
-    fn of(megabytes: u64, made: &str, brought: &str) -> Result<Self> {
+    fn of(made: &str, brought: &str) -> Result<Self> {
         Ok(Self {
-            megabytes,
             quiet_ms: behind(made, "no input was taken for ").context("the primary's event")?,
             stood_ms: behind(made, "it stood still for "),
             ahead_mib: before(made, " MiB of its memory had gone ahead"),
             taken_mib: before(made, " MiB were taken then"),
             restored_ms: behind(brought, "was restored in ").context("the backup's event")?,
             sent_mib: behind(made, " (").context("the primary's event")?,
+            ..Self::default()
         })
     }
 
@@ -91,13 +102,13 @@ impl Join {
             (!known.is_empty()).then(|| median(known.into_iter()))
         };
         Self {
-            megabytes: all.first().map_or(0, |join| join.megabytes),
             quiet_ms: of(|join| join.quiet_ms),
             stood_ms: known(|join| join.stood_ms),
             ahead_mib: known(|join| join.ahead_mib),
             taken_mib: known(|join| join.taken_mib),
             restored_ms: of(|join| join.restored_ms),
             sent_mib: of(|join| join.sent_mib),
+            ..all.first().cloned().unwrap_or_default()
         }
     }
 }
@@ -118,83 +129,139 @@ fn before(text: &str, words: &str) -> Option<f64> {
 /// # Errors
 /// When a client is let down, or a join does not come.
 pub fn run(binary: &Path, spec: &JoinsSpec, say: &mut dyn FnMut(&str)) -> Result<Vec<Join>> {
+    let subjects = named(&spec.programs)?;
     in_a_testbed("bench-joins", &TestbedSpec::three_hosts(), binary, |cluster| {
         cluster.start_hosts()?;
         let mut medians = Vec::new();
-        for &megabytes in &spec.megabytes {
-            let joins = joins(cluster, megabytes, spec.joins, say)?;
-            let median = Join::median(&joins);
-            say(&format!("medians of {}: {}", joins.len(), median.line()));
-            medians.push(median);
+        for subject in subjects {
+            let sizes = match subject.name {
+                REDIS => &spec.megabytes[..],
+                _ => &[0],
+            };
+            for &megabytes in sizes {
+                let of = format!("{} with {megabytes} MB", subject.name);
+                let joins = joins(cluster, subject, megabytes, spec.joins, say).with_context(|| of)?;
+                for joins in joins.iter().filter(|joins| !joins.is_empty()) {
+                    let median = Join::median(joins);
+                    say(&format!("medians of {}: {}", joins.len(), median.line()));
+                    medians.push(median);
+                }
+            }
         }
+        ensure!(!medians.is_empty(), "none of these programs is on this machine");
         Ok(medians)
     })
 }
 
+/// After switchovers, and after differences.
 fn joins(
     cluster: &Cluster<'_>,
+    subject: &Subject,
     megabytes: u64,
     times: usize,
     say: &mut dyn FnMut(&str),
-) -> Result<Vec<Join>> {
-    let mut plan = Plan::redis(cluster.testbed())?;
-    plan.command
-        .extend(["--enable-debug-command", "yes"].map(str::to_owned));
-    // A copy is carried in memory as well; redis' own takes something for each value.
-    plan.lines.push(format!("memory_mib = {}", 256 + 3 * megabytes));
+) -> Result<[Vec<Join>; 2]> {
+    let Some(mut plan) = (subject.plan)(cluster.testbed(), service().port())? else {
+        say(&format!(
+            "bench joins: {} is not on this machine: not measured",
+            subject.name
+        ));
+        return Ok(Default::default());
+    };
+    let is_redis = subject.name == REDIS;
+    if is_redis {
+        plan.command
+            .extend(["--enable-debug-command", "yes"].map(str::to_owned));
+        // A copy is carried in memory as well; redis' own takes something for each value.
+        plan.lines.push(format!("memory_mib = {}", 256 + 3 * megabytes));
+    }
     let (mut primary, _) = up(cluster, &plan)?;
-    fill(cluster, megabytes)?;
-    let counter = count(cluster, CLIENTS)?;
-    let mut joins = Vec::new();
+    let client = cluster.testbed().node("client");
+    subject.set_up(client, service())?;
+    if is_redis {
+        ask(
+            cluster,
+            &[
+                "DEBUG",
+                "POPULATE",
+                &values(megabytes),
+                "filled",
+                &VALUE_BYTES.to_string(),
+            ],
+        )?;
+        let members: Vec<String> = (0..1000).map(|member| member.to_string()).collect();
+        let words: Vec<&str> = ["SADD", "set"]
+            .into_iter()
+            .chain(members.iter().map(String::as_str))
+            .collect();
+        ask(cluster, &words)?;
+    }
+    let open = subject.loads[0].load.opener(CLIENTS);
+    let clients = Others::start(client, service(), CLIENTS, open)?;
+    let (mut moved, mut differed) = (Vec::new(), Vec::new());
+    let tell = |mut join: Join, after: &str| {
+        (join.program, join.megabytes, join.after) = (subject.name.to_owned(), megabytes, after.to_owned());
+        join
+    };
     for _ in 0..times {
-        counter.await_more(BETWEEN, PATIENCE)?;
-        let old = primary;
+        clients.await_more(BETWEEN)?;
+        let (old, _) = cluster.await_protected(NAME, PATIENCE)?;
         cluster.dunlin(&old, &["switchover", NAME])?;
         (primary, _) = cluster.await_take_over(NAME, &old, PATIENCE)?;
-        cluster.await_status("a join", PATIENCE, |hosts| {
-            let host = hosts.iter().find(|host| host.host == primary)?;
-            host.vm(NAME)?.protected.then_some(())
-        })?;
-        let last = |host: &str| -> Result<String> {
-            let events = cluster.events(host)?;
-            let joined = events
-                .into_iter()
-                .rev()
-                .find(|event| event.kind == EventKind::Joined);
-            Ok(joined.context("a join, and no event of that")?.text)
-        };
-        let join = Join::of(megabytes, &last(&primary)?, &last(&old)?)?;
+        let join = tell(joined(cluster, &primary, &old, 0)?, "a switchover");
         say(&join.line());
-        joins.push(join);
+        moved.push(join);
     }
-    let (clients, _) = counter.finish()?;
-    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    for _ in 0..if is_redis { times } else { 0 } {
+        clients.await_more(BETWEEN)?;
+        let (_, backup) = cluster.await_protected(NAME, PATIENCE)?;
+        let last = last_joined(cluster, &primary)?.map_or(0, |event| event.time_ms);
+        // What it draws is each copy's own; a chance in a thousand that it is the same.
+        ask(cluster, &["SPOP", "set", "10"])?;
+        let join = tell(joined(cluster, &primary, &backup, last)?, "a difference");
+        say(&join.line());
+        differed.push(join);
+    }
+    clients.finish()?;
     down(cluster, &primary)?;
-    Ok(joins)
+    Ok([moved, differed])
 }
 
-/// By one request: it is the same on both copies.
-fn fill(cluster: &Cluster<'_>, megabytes: u64) -> Result<()> {
-    let values = (megabytes * 1_000_000 / VALUE_BYTES).to_string();
-    let size = VALUE_BYTES.to_string();
-    let fills = move || -> Result<String> {
-        use std::io::{Read, Write};
-        let mut stream = TcpStream::connect(service())?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-        let words = ["DEBUG", "POPULATE", &values, "filled", &size];
-        let mut request = format!("*{}\r\n", words.len());
-        for word in words {
-            request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+/// The join of `primary`'s that came after that time, when it is through.
+fn joined(cluster: &Cluster<'_>, primary: &str, backup: &str, after_ms: u64) -> Result<Join> {
+    let until = std::time::Instant::now() + PATIENCE;
+    loop {
+        cluster.await_protected(NAME, PATIENCE)?;
+        let made = last_joined(cluster, primary)?.filter(|event| event.time_ms > after_ms);
+        if let (Some(made), Some(brought)) = (made, last_joined(cluster, backup)?) {
+            return Join::of(&made.text, &brought.text);
         }
-        stream.write_all(request.as_bytes())?;
-        let mut answer = [0; 64];
-        let length = stream.read(&mut answer)?;
-        Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+        ensure!(
+            std::time::Instant::now() < until,
+            "no copy was brought to {backup}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn last_joined(cluster: &Cluster<'_>, host: &str) -> Result<Option<Event>> {
+    let mut events = cluster.events(host)?.into_iter().rev();
+    Ok(events.find(|event| event.kind == EventKind::Joined))
+}
+
+fn values(megabytes: u64) -> String {
+    (megabytes * 1_000_000 / VALUE_BYTES).to_string()
+}
+
+/// One request of redis': its answer, which is no error.
+fn ask(cluster: &Cluster<'_>, words: &[&str]) -> Result<Answer> {
+    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+    let asks = move || {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        Connection::open(service(), PATIENCE)?.ask(&words, PATIENCE)
     };
-    let client = cluster.testbed().node("client").spawn("fill", fills)?;
-    let answer = client.join().map_err(|_| anyhow!("the client panicked"))???;
-    ensure!(answer.starts_with("+OK"), "redis is not filled: {answer}");
-    Ok(())
+    let client = cluster.testbed().node("client").spawn("ask", asks)?;
+    Ok(client.join().map_err(|_| anyhow!("the client panicked"))???)
 }
 
 #[cfg(test)]
@@ -207,7 +274,7 @@ mod tests {
             "a copy of the running program was brought here, and was restored in 75 ms; 3 inputs behind it";
         let made =
             "a copy of the running program was brought to host 'b' (3.1 MiB): no input was taken for 58 ms";
-        let join = Join::of(100, made, brought).expect("figures");
+        let join = Join::of(made, brought).expect("figures");
         assert_eq!(
             (join.quiet_ms, join.sent_mib, join.restored_ms),
             (58.0, 3.1, 75.0)
@@ -216,12 +283,12 @@ mod tests {
         let made = format!(
             "{made}; it stood still for 42 ms, 100.0 MiB of its memory had gone ahead, 1.5 MiB were taken then"
         );
-        let join = Join::of(100, &made, brought).expect("figures");
+        let join = Join::of(&made, brought).expect("figures");
         assert_eq!(
             (join.stood_ms, join.ahead_mib, join.taken_mib),
             (Some(42.0), Some(100.0), Some(1.5))
         );
         let whole = format!("{brought}; it stood still for 9 ms, its memory was taken whole then: no room");
-        assert!(Join::of(1, &whole, brought).is_err(), "no event of a primary's");
+        assert!(Join::of(&whole, brought).is_err(), "no event of a primary's");
     }
 }

@@ -6,15 +6,18 @@
 //! * **Not here:** the clients (`clients`, `ledger`); what the servers' directories are made of ([`crate::image::roots`]).
 
 pub(super) mod clients;
-mod ledger;
+pub(super) mod ledger;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::bench::median;
 use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, down, up};
 use crate::client::{Counter, CounterSpec};
 use crate::cluster::{Cluster, in_a_testbed};
@@ -23,7 +26,7 @@ use crate::image::roots::{self, Root};
 use crate::paths;
 use crate::testbed::{Node, Testbed, TestbedSpec};
 use clients::{FILES, Open, Others, body};
-use ledger::Kind;
+use ledger::{Kind, Shares, Writer};
 
 const CLIENTS: usize = 8;
 /// Where they serve.
@@ -38,88 +41,57 @@ enum Speech {
     Counter,
     /// Any other, on connections that are never renewed.
     Other(Open),
-    /// Transactions; in `common`: with a row that all of them write.
-    Ledger { kind: Kind, common: bool, open: Open },
+    /// Transactions.
+    Ledger(Kind, Shares),
 }
+
+type Server = fn(&Testbed, u16) -> Result<Option<Plan>>;
 
 struct Service {
     name: &'static str,
     speech: Speech,
     clients: usize,
-    plan: fn(&Testbed, u16) -> Result<Option<Plan>>,
+    plan: Server,
 }
 
-const SERVICES: [Service; 9] = [
+const fn service_of(name: &'static str, speech: Speech, clients: usize, plan: Server) -> Service {
     Service {
-        name: "memcached",
-        speech: Speech::Other(clients::counts),
-        clients: CLIENTS,
-        plan: memcached,
-    },
-    Service {
-        name: "nginx",
-        speech: Speech::Other(clients::fetches),
-        clients: CLIENTS,
-        plan: nginx,
-    },
-    Service {
-        name: "go",
-        speech: Speech::Counter,
-        clients: CLIENTS,
-        plan: go,
-    },
-    Service {
-        name: "node",
-        speech: Speech::Counter,
-        clients: CLIENTS,
-        plan: node,
-    },
-    Service {
-        name: "lighttpd",
-        speech: Speech::Other(clients::asks_pages),
-        clients: CLIENTS,
-        plan: lighttpd,
-    },
-    Service {
-        name: "mariadb",
-        speech: Speech::Ledger {
-            kind: Kind::Mariadb,
-            common: false,
-            open: |_, client| ledger::writes(Kind::Mariadb, client, false),
-        },
-        clients: 1,
-        plan: mariadb,
-    },
-    Service {
-        name: "mariadb-2",
-        speech: Speech::Ledger {
-            kind: Kind::Mariadb,
-            common: true,
-            open: |_, client| ledger::writes(Kind::Mariadb, client, true),
-        },
-        clients: 2,
-        plan: mariadb,
-    },
-    Service {
-        name: "postgresql",
-        speech: Speech::Ledger {
-            kind: Kind::Postgres,
-            common: false,
-            open: |_, client| ledger::writes(Kind::Postgres, client, false),
-        },
-        clients: 1,
-        plan: postgresql,
-    },
-    Service {
-        name: "postgresql-2",
-        speech: Speech::Ledger {
-            kind: Kind::Postgres,
-            common: true,
-            open: |_, client| ledger::writes(Kind::Postgres, client, true),
-        },
-        clients: 2,
-        plan: postgresql,
-    },
+        name,
+        speech,
+        clients,
+        plan,
+    }
+}
+
+const fn ledger_of(name: &'static str, kind: Kind, shares: Shares, clients: usize) -> Service {
+    let plan: Server = match kind {
+        Kind::Mariadb => mariadb,
+        Kind::Postgres => postgresql,
+    };
+    service_of(name, Speech::Ledger(kind, shares), clients, plan)
+}
+
+/// A number is that of writers of a common row; those of a ring wait for each other in circles.
+const SERVICES: [Service; 19] = [
+    service_of("memcached", Speech::Other(clients::counts), CLIENTS, memcached),
+    service_of("nginx", Speech::Other(clients::fetches), CLIENTS, nginx),
+    service_of("go", Speech::Counter, CLIENTS, go),
+    service_of("node", Speech::Counter, CLIENTS, node),
+    service_of("lighttpd", Speech::Other(clients::asks_pages), CLIENTS, lighttpd),
+    ledger_of("mariadb", Kind::Mariadb, Shares::Nothing, 1),
+    ledger_of("mariadb-2", Kind::Mariadb, Shares::Common, 2),
+    ledger_of("mariadb-4", Kind::Mariadb, Shares::Common, 4),
+    ledger_of("mariadb-8", Kind::Mariadb, Shares::Common, 8),
+    ledger_of("mariadb-16", Kind::Mariadb, Shares::Common, 16),
+    ledger_of("mariadb-ring-4", Kind::Mariadb, Shares::Ring, 4),
+    ledger_of("mariadb-ring-16", Kind::Mariadb, Shares::Ring, 16),
+    ledger_of("postgresql", Kind::Postgres, Shares::Nothing, 1),
+    ledger_of("postgresql-2", Kind::Postgres, Shares::Common, 2),
+    ledger_of("postgresql-4", Kind::Postgres, Shares::Common, 4),
+    ledger_of("postgresql-8", Kind::Postgres, Shares::Common, 8),
+    ledger_of("postgresql-16", Kind::Postgres, Shares::Common, 16),
+    ledger_of("postgresql-ring-4", Kind::Postgres, Shares::Ring, 4),
+    ledger_of("postgresql-ring-16", Kind::Postgres, Shares::Ring, 16),
 ];
 
 /// Plays those that are named, or all. Returns how many were played; what this machine has not is said.
@@ -170,10 +142,11 @@ fn play(cluster: &mut Cluster<'_>, service: &Service, plan: &Plan, kills: u32) -
     let client = cluster.testbed().node("client");
     let clients = Clients::start(client, service)?;
     let (begun, mut gaps_ms, mut losses) = (Instant::now(), Vec::new(), Losses::default());
+    let mut rates = Vec::new();
     for number in 1..=kills {
         clients.await_more(ACKNOWLEDGED)?;
         if service.may_differ() {
-            clients.go_on_for(WATCHED)?;
+            rates.push(clients.go_on_for(WATCHED)?);
         }
         // On a busy machine an election may have come without a death: who serves now is killed.
         let protected = cluster.await_protected(NAME, PATIENCE);
@@ -197,7 +170,7 @@ fn play(cluster: &mut Cluster<'_>, service: &Service, plan: &Plan, kills: u32) -
             .with_context(|| format!("after kill {number}; {}", losses.told(begun.elapsed())))?;
     }
     if service.may_differ() {
-        clients.go_on_for(WATCHED)?;
+        rates.push(clients.go_on_for(WATCHED)?);
         losses.look(cluster, &primary)?;
     }
     let watched = begun.elapsed();
@@ -205,7 +178,11 @@ fn play(cluster: &mut Cluster<'_>, service: &Service, plan: &Plan, kills: u32) -
     down(cluster, &primary)?;
     let worst = gaps_ms.iter().max().copied().unwrap_or_default();
     let differed = match service.may_differ() {
-        true => format!("; {}", losses.told(watched)),
+        true => format!(
+            "; {:.0} a second between kills (median); {}",
+            median(rates.into_iter()),
+            losses.told(watched)
+        ),
         false => String::new(),
     };
     Ok(format!(
@@ -326,7 +303,7 @@ fn sources() -> PathBuf {
 }
 
 /// A static one: no libc that anything could be preloaded into.
-fn go(testbed: &Testbed, port: u16) -> Result<Option<Plan>> {
+pub(super) fn go(testbed: &Testbed, port: u16) -> Result<Option<Plan>> {
     let program = testbed.dir().join("counter");
     let built = Command::new("go")
         .args(["build", "-o"])
@@ -364,7 +341,7 @@ fn in_its_root(root: &Root, port: u16, command: &[&str], more: &[&str]) -> Resul
 }
 
 /// Its pages are made by one of four processes: which one is nobody's business, since the session's file has the count.
-fn lighttpd(_: &Testbed, port: u16) -> Result<Option<Plan>> {
+pub(super) fn lighttpd(_: &Testbed, port: u16) -> Result<Option<Plan>> {
     let command = ["/usr/sbin/lighttpd", "-D", "-f", "/etc/dunlin/lighttpd.conf"];
     let more = ["user = \"root\"", "order = \"answer\"", "patience_ms = 200"];
     in_its_root(&roots::PHP, port, &command, &more).map(Some)
@@ -378,7 +355,7 @@ const FOR_A_DATABASE: [&str; 4] = [
     "scratch_mib = 512",
 ];
 
-fn mariadb(_: &Testbed, port: u16) -> Result<Option<Plan>> {
+pub(super) fn mariadb(_: &Testbed, port: u16) -> Result<Option<Plan>> {
     let command = [
         "/usr/sbin/mariadbd",
         "--no-defaults",
@@ -397,13 +374,16 @@ fn mariadb(_: &Testbed, port: u16) -> Result<Option<Plan>> {
 }
 
 /// It refuses to be root.
-fn postgresql(_: &Testbed, port: u16) -> Result<Option<Plan>> {
+pub(super) fn postgresql(_: &Testbed, port: u16) -> Result<Option<Plan>> {
     let command = [
         "/usr/lib/postgresql/15/bin/postgres",
         "-D",
         "/data/pg",
         "-p",
         "6379",
+        // Its file has 16, of which three are its own.
+        "-c",
+        "max_connections=80",
     ];
     let more = [&["user = \"nobody\""], &FOR_A_DATABASE[..]].concat();
     in_its_root(&roots::POSTGRESQL, port, &command, &more).map(Some)
@@ -413,12 +393,14 @@ fn postgresql(_: &Testbed, port: u16) -> Result<Option<Plan>> {
 enum Clients {
     Counter(Counter),
     Others(Others),
+    /// With how many transactions were repeated.
+    Ledger(Others, Arc<AtomicU64>),
 }
 
 impl Service {
     /// Its copies take locks in an order of their own: how often they differ for that is told.
     fn may_differ(&self) -> bool {
-        matches!(self.speech, Speech::Ledger { .. })
+        matches!(self.speech, Speech::Ledger(..))
     }
 }
 
@@ -434,20 +416,19 @@ impl Clients {
                 };
                 Ok(Self::Counter(Counter::start(node, &spec)?))
             }
-            Speech::Other(open) => Ok(Self::Others(Others::start(
-                node,
-                service(),
-                server.clients,
-                open,
-            )?)),
-            Speech::Ledger { kind, open, .. } => {
-                ledger::set_up(node, kind, server.clients)?;
-                Ok(Self::Others(Others::start(
-                    node,
-                    service(),
-                    server.clients,
-                    open,
-                )?))
+            Speech::Other(open) => Others::start(node, service(), server.clients, open).map(Self::Others),
+            Speech::Ledger(kind, shares) => {
+                ledger::set_up(node, kind, service(), server.clients)?;
+                let repeated = Arc::default();
+                let writer = Writer {
+                    kind,
+                    shares,
+                    of: server.clients,
+                    repeated: Arc::clone(&repeated),
+                };
+                let open = move |target, client| writer.open(target, client);
+                let others = Others::start(node, service(), server.clients, open)?;
+                Ok(Self::Ledger(others, repeated))
             }
         }
     }
@@ -455,41 +436,45 @@ impl Clients {
     fn await_more(&self, more: u64) -> Result<()> {
         match self {
             Self::Counter(counter) => counter.await_more(more, PATIENCE),
-            Self::Others(others) => others.await_more(more),
+            Self::Others(others) | Self::Ledger(others, _) => others.await_more(more),
         }
     }
 
-    /// Until that time is over, with answers all the while.
-    fn go_on_for(&self, time: Duration) -> Result<()> {
-        let until = Instant::now() + time;
+    /// Until that time is over, with answers all the while. How many came in a second, of a database.
+    fn go_on_for(&self, time: Duration) -> Result<f64> {
+        let done = || match self {
+            Self::Counter(_) => 0,
+            Self::Others(others) | Self::Ledger(others, _) => others.done(),
+        };
+        let (before, until) = (done(), Instant::now() + time);
         while Instant::now() < until {
             self.await_more(1)?;
         }
-        Ok(())
+        Ok((done() - before) as f64 / time.as_secs_f64())
     }
 
     /// What they saw, if it was all as it should be.
     fn finish(self, node: &Node, server: &Service) -> Result<String> {
-        let acknowledged = match self {
+        let (told, what, repeated) = match self {
             Self::Counter(counter) => {
                 let (clients, _) = counter.finish()?;
                 ensure!(clients.is_clean(), "clients were let down: {clients:?}");
-                clients.acknowledged
+                (vec![clients.acknowledged], "answers", None)
             }
-            Self::Others(others) => {
-                let told = others.finish()?;
-                if let Speech::Ledger { kind, common, .. } = server.speech {
-                    ledger::check(node, kind, &told, common)?;
-                }
-                told.iter().sum()
-            }
+            Self::Others(others) => (others.finish()?, "answers", None),
+            Self::Ledger(others, repeated) => (others.finish()?, "commits", Some(repeated)),
         };
-        let what = match server.speech {
-            Speech::Ledger { .. } => "commits",
-            _ => "answers",
+        if let Speech::Ledger(kind, shares) = server.speech {
+            ledger::check(node, kind, service(), &told, shares)?;
+        }
+        let repeated = repeated.map_or(0, |repeated| repeated.load(Ordering::Relaxed));
+        let repeated = match repeated {
+            0 => String::new(),
+            times => format!(", {times} transactions repeated because they waited in a circle"),
         };
         Ok(format!(
-            "{acknowledged} {what} on {} connections, 0 lost, 0 wrong, 0 broken",
+            "{} {what} on {} connections, 0 lost, 0 wrong, 0 broken{repeated}",
+            told.iter().sum::<u64>(),
             server.clients
         ))
     }

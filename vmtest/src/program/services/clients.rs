@@ -27,18 +27,23 @@ pub(in crate::program) type Ask = Box<dyn FnMut(u64) -> Result<()>>;
 pub(in crate::program) type Open = fn(target: SocketAddr, client: usize) -> Result<Ask>;
 
 /// Workers, each with one connection that is never renewed.
-pub(super) struct Others {
+pub(in crate::program) struct Others {
     stop: Arc<AtomicBool>,
     done: Arc<AtomicU64>,
     workers: Vec<JoinHandle<Result<Result<u64>>>>,
 }
 
 impl Others {
-    pub(super) fn start(node: &Node, target: SocketAddr, clients: usize, open: Open) -> Result<Self> {
+    pub(in crate::program) fn start(
+        node: &Node,
+        target: SocketAddr,
+        clients: usize,
+        open: impl Fn(SocketAddr, usize) -> Result<Ask> + Clone + Send + 'static,
+    ) -> Result<Self> {
         let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let mut workers = Vec::new();
         for client in 0..clients {
-            let (stop, done) = (Arc::clone(&stop), Arc::clone(&done));
+            let (stop, done, open) = (Arc::clone(&stop), Arc::clone(&done), open.clone());
             let work = move || -> Result<u64> {
                 let mut ask = open(target, client).with_context(|| format!("client {client}"))?;
                 let mut turn = 0;
@@ -54,8 +59,13 @@ impl Others {
         Ok(Self { stop, done, workers })
     }
 
-    pub(super) fn await_more(&self, more: u64) -> Result<()> {
-        let done = || self.done.load(Ordering::Relaxed);
+    /// Questions of all clients that were answered.
+    pub(super) fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    pub(in crate::program) fn await_more(&self, more: u64) -> Result<()> {
+        let done = || self.done();
         let (goal, until) = (done() + more, Instant::now() + PATIENCE);
         while done() < goal {
             let gone = self.workers.iter().filter(|worker| worker.is_finished()).count();
@@ -75,7 +85,7 @@ impl Others {
     }
 
     /// How many questions of each were answered.
-    pub(super) fn finish(mut self) -> Result<Vec<u64>> {
+    pub(in crate::program) fn finish(mut self) -> Result<Vec<u64>> {
         self.stop.store(true, Ordering::Relaxed);
         let joined = self.workers.drain(..).map(JoinHandle::join);
         joined
@@ -174,10 +184,12 @@ pub(in crate::program) fn increments(target: SocketAddr, client: usize) -> Resul
 }
 
 /// A page that counts in its session's file, each client in a session of its own, and computes something of that.
-pub(in crate::program) fn asks_pages(target: SocketAddr, client: usize) -> Result<Ask> {
+pub(in crate::program) fn asks_pages(target: SocketAddr, _: usize) -> Result<Ask> {
+    static SESSIONS: AtomicU64 = AtomicU64::new(0);
     let mut stream = connect(target)?;
+    let number = SESSIONS.fetch_add(1, Ordering::Relaxed);
     Ok(Box::new(move |turn| {
-        let session = format!("Cookie: PHPSESSID=session{client}\r\n");
+        let session = format!("Cookie: PHPSESSID=session{number}\r\n");
         let page = get(&mut stream, "/count.php", &session)?;
         let page = String::from_utf8_lossy(&page).into_owned();
         let wanted = format!("{turn} {}\n", computed(turn));

@@ -5,12 +5,15 @@
 //! * **Flow:** tables -> each client one transaction after the other, each with its number -> all of it is read at last.
 //! * **Not here:** a VM's ledger ([`crate::client::ledger`]), which moves money between many accounts.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use anyhow::{Context, Result, anyhow, ensure};
 
 use super::clients::Ask;
 use crate::client::mariadb::Mariadb;
 use crate::client::postgres::Postgres;
-use crate::demo::service;
 use crate::program::PATIENCE;
 use crate::testbed::Node;
 
@@ -19,6 +22,8 @@ const USER: &str = "service";
 const DATABASE: &str = "bench";
 /// The row of `totals` that all clients have in common; a client's own has its number.
 const COMMON: usize = 1000;
+/// The first of as many rows as there are clients: each client writes its own of them, and then the next one's.
+const RING: usize = 2000;
 
 type Rows = Vec<Vec<Option<String>>>;
 
@@ -29,10 +34,10 @@ enum Database {
 }
 
 impl Database {
-    fn open(kind: Kind) -> Result<Self> {
+    fn open(kind: Kind, target: SocketAddr) -> Result<Self> {
         Ok(match kind {
-            Kind::Postgres => Self::Postgres(Postgres::open(service(), USER, DATABASE, PATIENCE)?),
-            Kind::Mariadb => Self::Mariadb(Mariadb::open(service(), USER, DATABASE, PATIENCE)?),
+            Kind::Postgres => Self::Postgres(Postgres::open(target, USER, DATABASE, PATIENCE)?),
+            Kind::Mariadb => Self::Mariadb(Mariadb::open(target, USER, DATABASE, PATIENCE)?),
         })
     }
 
@@ -47,9 +52,19 @@ impl Database {
 
 /// Which database.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(in crate::program) enum Kind {
     Postgres,
     Mariadb,
+}
+
+/// Which rows clients write that others write too.
+#[derive(Clone, Copy)]
+pub(in crate::program) enum Shares {
+    Nothing,
+    /// One that all write: they wait for each other until the first one's commit.
+    Common,
+    /// Each its own and the next one's: they may wait for each other in a circle. Whoever the database ends for that begins again.
+    Ring,
 }
 
 /// A number that a query brings.
@@ -60,68 +75,115 @@ fn number(rows: &Rows) -> Result<u64> {
 }
 
 /// Makes the tables, with a row for each client, when the database answers.
-pub(super) fn set_up(node: &Node, kind: Kind, clients: usize) -> Result<()> {
+pub(in crate::program) fn set_up(node: &Node, kind: Kind, target: SocketAddr, clients: usize) -> Result<()> {
     on(node, move || {
-        let mut database = Database::open(kind)?;
+        let mut database = Database::open(kind, target)?;
         database.run("create table entries (client int, number int, primary key (client, number))")?;
         database.run("create table totals (id int primary key, total bigint not null)")?;
-        for id in (0..clients).chain([COMMON]) {
+        for id in (0..clients)
+            .chain([COMMON])
+            .chain((0..clients).map(|id| RING + id))
+        {
             database.run(&format!("insert into totals values ({id}, 0)"))?;
         }
         Ok(())
     })
 }
 
-/// One transaction after the other: an entry, the client's own sum, and with `common` one row that all write, after which they wait for
-/// each other until the first one's commit.
-pub(super) fn writes(kind: Kind, client: usize, common: bool) -> Result<Ask> {
-    let mut database = Database::open(kind)?;
-    Ok(Box::new(move |turn| {
+/// A client's own row, again and again.
+pub(in crate::program) fn reads(kind: Kind, target: SocketAddr, client: usize) -> Result<Ask> {
+    let mut database = Database::open(kind, target)?;
+    Ok(Box::new(move |_| {
+        number(&database.run(&format!("select total from totals where id = {client}"))?).map(drop)
+    }))
+}
+
+/// A client that writes.
+#[derive(Clone)]
+pub(in crate::program) struct Writer {
+    pub(in crate::program) kind: Kind,
+    pub(in crate::program) shares: Shares,
+    /// Of how many it is one.
+    pub(in crate::program) of: usize,
+    /// Transactions that the database ended because they waited for each other in a circle; they were repeated.
+    pub(in crate::program) repeated: Arc<AtomicU64>,
+}
+
+impl Writer {
+    /// One transaction after the other: an entry, the client's own sum, and the rows that it shares with others.
+    pub(in crate::program) fn open(&self, target: SocketAddr, client: usize) -> Result<Ask> {
+        let mut database = Database::open(self.kind, target)?;
+        let newest = format!("select coalesce(max(number), 0) from entries where client = {client}");
+        let before = number(&database.run(&newest)?)?;
+        let writer = self.clone();
+        Ok(Box::new(move |turn| {
+            while let Err(error) = writer.transaction(&mut database, client, before + turn) {
+                if !format!("{error:#}").to_lowercase().contains("deadlock") {
+                    return Err(error);
+                }
+                writer.repeated.fetch_add(1, Ordering::Relaxed);
+                database.run("rollback")?;
+            }
+            Ok(())
+        }))
+    }
+
+    fn transaction(&self, database: &mut Database, client: usize, turn: u64) -> Result<()> {
+        let adds = |id: usize| format!("update totals set total = total + 1 where id = {id}");
         database.run("begin")?;
         database.run(&format!("insert into entries values ({client}, {turn})"))?;
-        if common {
-            database.run(&format!(
-                "update totals set total = total + 1 where id = {COMMON}"
-            ))?;
+        match self.shares {
+            Shares::Nothing => {}
+            Shares::Common => drop(database.run(&adds(COMMON))?),
+            Shares::Ring => {
+                for id in [client, (client + 1) % self.of] {
+                    database.run(&adds(RING + id))?;
+                }
+            }
         }
-        database.run(&format!(
-            "update totals set total = total + 1 where id = {client}"
-        ))?;
+        database.run(&adds(client))?;
         let total = number(&database.run(&format!("select total from totals where id = {client}"))?)?;
         ensure!(total == turn, "a total of {total} instead of {turn}");
-        if common {
+        if let Shares::Common = self.shares {
             let all = number(&database.run(&format!("select total from totals where id = {COMMON}"))?)?;
             ensure!(
                 all >= turn,
                 "all have written {all} times, and this one {turn} times"
             );
         }
-        database.run("commit")?;
-        Ok(())
-    }))
+        database.run("commit").map(drop)
+    }
 }
 
 /// What is there at last is what the clients were told of: `told` by client.
-pub(super) fn check(node: &Node, kind: Kind, told: &[u64], common: bool) -> Result<()> {
+pub(super) fn check(node: &Node, kind: Kind, target: SocketAddr, told: &[u64], shares: Shares) -> Result<()> {
     let told = told.to_vec();
     on(node, move || {
-        let mut database = Database::open(kind)?;
+        let mut database = Database::open(kind, target)?;
+        let mut ask = |what: &str, id: usize| number(&database.run(&format!("select {what} = {id}"))?);
         for (client, &told) in told.iter().enumerate() {
-            let mut ask = |what: &str| number(&database.run(&format!("select {what} = {client}"))?);
-            let entries = ask("count(*) from entries where client")?;
-            let newest = ask("max(number) from entries where client")?;
-            let total = ask("total from totals where id")?;
+            let entries = ask("count(*) from entries where client", client)?;
+            let newest = ask("max(number) from entries where client", client)?;
+            let total = ask("total from totals where id", client)?;
             ensure!(
                 (entries, newest, total) == (told, told, told),
                 "client {client} was told of {told} commits: there are {entries} entries, the newest is {newest}, the sum is {total}"
             );
         }
-        if common {
-            let all = number(&database.run(&format!("select total from totals where id = {COMMON}"))?)?;
-            let sum: u64 = told.iter().sum();
+        let wanted: Vec<(usize, u64)> = match shares {
+            Shares::Nothing => Vec::new(),
+            Shares::Common => vec![(COMMON, told.iter().sum())],
+            Shares::Ring => {
+                let before = |id: usize| told[(id + told.len() - 1) % told.len()];
+                let ring = told.iter().enumerate();
+                ring.map(|(id, own)| (RING + id, own + before(id))).collect()
+            }
+        };
+        for (id, wanted) in wanted {
+            let all = ask("total from totals where id", id)?;
             ensure!(
-                all == sum,
-                "{sum} commits were told of, and the common sum is {all}"
+                all == wanted,
+                "{wanted} commits were told of that write row {id}, and its sum is {all}"
             );
         }
         Ok(())
