@@ -58,6 +58,12 @@ impl Clock {
             .fetch_max(now.tv_sec * SECOND_NS + now.tv_nsec, Ordering::SeqCst);
     }
 
+    /// What CLOCK_MONOTONIC says.
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns.load(Ordering::SeqCst).unsigned_abs()
+    }
+
     /// What it says of a clock; none for those of a process.
     fn read(&self, clock: u64) -> Option<i64> {
         let now = self.now_ns.load(Ordering::SeqCst);

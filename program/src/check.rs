@@ -19,6 +19,7 @@ use crate::printed::Printed;
 use crate::quiet::Quiet;
 use crate::report::Report;
 use crate::sockets;
+use crate::tsc::{self, Reads};
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
 use dunlin_core::output::packet::{Direction, Parsed, parse};
@@ -88,6 +89,9 @@ struct Tester {
     look_again_us: u64,
     ends: Vec<String>,
     faults: Vec<String>,
+    tsc: Option<Reads>,
+    /// The processor's own clock is read as the agreed time.
+    tsc_is_agreed: bool,
     buffer: Vec<u8>,
 }
 
@@ -158,6 +162,7 @@ impl Tester {
                 agreed_chance: options.agreed_chance,
                 agreed_clock: options.agreed_clock,
                 data: None,
+                tells_tsc: options.tells_tsc,
                 clock_page: false,
                 chance: None,
             }),
@@ -215,6 +220,8 @@ impl Tester {
             look_again_us: LOOK_AGAIN_US.0,
             ends: Vec::new(),
             faults: Vec::new(),
+            tsc: options.tells_tsc.then(Reads::default),
+            tsc_is_agreed: options.agreed_clock,
             buffer: vec![0; FRAME_BYTES],
         })
     }
@@ -486,7 +493,7 @@ impl Tester {
 
     /// What the keepers have to say.
     fn hear(&mut self) -> Result<(), CheckError> {
-        for copy in &mut self.copies {
+        for (number, copy) in self.copies.iter_mut().enumerate() {
             while let Some((heard, descriptors)) = copy.heard()? {
                 if heard == Heard::Listener
                     && let Some(listener) = descriptors.into_iter().next()
@@ -494,6 +501,15 @@ impl Tester {
                     let answers = Answers::start(listener, self.seed, Arc::clone(&self.clock));
                     self.answers
                         .push(answers.map_err(|error| CheckError::Host("a thread", error))?);
+                }
+                if let (Heard::ReadTsc { place, name }, Some(reads)) = (&heard, &mut self.tsc) {
+                    reads.told(number, *place, name.clone());
+                    let says = match self.tsc_is_agreed {
+                        true => self.clock.now_ns(),
+                        false => tsc::now(),
+                    };
+                    // Who was killed meanwhile needs no answer, and its end is told by its keeper.
+                    let _ = copy.tsc(says);
                 }
                 if let Some(line) = heard.end() {
                     self.ends.push(format!("{} {line}", copy.name()));
@@ -528,6 +544,7 @@ impl Tester {
             ends: self.ends,
             ended_apart,
             faults: self.faults,
+            tsc: self.tsc,
         }
     }
 }

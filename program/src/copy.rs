@@ -233,6 +233,14 @@ impl Copy {
         send(self.socket.as_fd(), word, &[]).map_err(|error| self.error(error.to_string()))
     }
 
+    /// What the processor's own clock says, to a program that waits for it (`Heard::ReadTsc`).
+    ///
+    /// # Errors
+    /// Where its first process has gone.
+    pub fn tsc(&self, says: u64) -> Result<(), CopyError> {
+        self.tell(&Go::Tsc(says))
+    }
+
     fn answered(&self, with: &Heard) -> Result<(), CopyError> {
         if !readable_within(self.socket.as_fd(), PREPARED_WITHIN) {
             let why = format!("it does not answer within {} s", PREPARED_WITHIN.as_secs());

@@ -26,4 +26,5 @@ pub mod report;
 mod rest;
 pub mod sockets;
 pub mod source;
+pub mod tsc;
 pub mod visit;

@@ -58,6 +58,9 @@ pub struct Walls {
     pub agreed_chance: Option<u64>,
     /// Let the tester answer what reads the clock.
     pub agreed_clock: bool,
+    /// Tell the tester when it reads the processor's own clock, and let the tester say what that is.
+    #[serde(default)]
+    pub tells_tsc: bool,
     /// The file system of its data.
     #[serde(default)]
     pub data: Option<Mounted>,
@@ -107,6 +110,13 @@ pub enum Heard {
     Listener,
     /// The program runs.
     Started,
+    /// It has read the processor's own clock, and waits for what that says (`Go::Tsc`).
+    ReadTsc {
+        /// Where: a number for each place.
+        place: u32,
+        /// The first time: the file, and where in it.
+        name: Option<String>,
+    },
     /// It could not be brought so far; the words end in what to do.
     Failed(String),
     /// The program's first process has ended.
@@ -153,6 +163,8 @@ pub enum Go {
     Vacate,
     /// It has come, and stands still: let it run.
     Adopt(Adopted),
+    /// What the processor's own clock says.
+    Tsc(u64),
 }
 
 /// What the kernel knew of a copy beside its processes.

@@ -37,6 +37,8 @@ pub struct Options {
     pub agreed_clock: bool,
     /// So is chance, from this seed.
     pub agreed_chance: Option<u64>,
+    /// It is told who reads the processor's own clock.
+    pub tells_tsc: bool,
     /// The port that it serves; none is any.
     pub port: Option<u16>,
     /// How long it may take until it listens.

@@ -7,6 +7,8 @@ use dunlin_core::program::order;
 use dunlin_core::program::outputs::{FirstDifference, SHOWN_BYTES, Tally};
 use std::fmt::Write;
 
+use crate::tsc::Reads;
+
 /// What a run of the tester found.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -26,6 +28,8 @@ pub struct Report {
     pub ended_apart: bool,
     /// What makes the run worth nothing: one line each.
     pub faults: Vec<String>,
+    /// Who has read the processor's own clock, if that was to be told.
+    pub tsc: Option<Reads>,
 }
 
 /// What it comes to.
@@ -87,7 +91,8 @@ impl Report {
             self.inputs.impatient,
             self.inputs.lost
         ));
-        for line in self.ends.iter().chain(&self.faults) {
+        let tsc = self.tsc.as_ref().map(Reads::lines).unwrap_or_default();
+        for line in tsc.iter().chain(&self.ends).chain(&self.faults) {
             say(format_args!("{line}"));
         }
         if let Some(first) = &self.first {
@@ -118,6 +123,13 @@ impl Report {
                 "other": hexdump(&first.other, first.shown_from),
             })
         });
+        let tsc = self.tsc.as_ref().map(|reads| {
+            serde_json::json!({
+                "reads": reads.by_program(),
+                "reads_of_the_loader": reads.by_loader(),
+                "places": reads.places(),
+            })
+        });
         serde_json::json!({
             "verdict": match self.verdict() {
                 Verdict::Equal => "equal",
@@ -140,6 +152,7 @@ impl Report {
             "ends": self.ends,
             "faults": self.faults,
             "first_difference": first,
+            "tsc": tsc,
         })
     }
 }
@@ -211,6 +224,7 @@ mod tests {
             ends: Vec::new(),
             ended_apart: false,
             faults: Vec::new(),
+            tsc: None,
         }
     }
 

@@ -80,6 +80,10 @@ struct Sources {
     /// Where their chance comes from: getrandom, /dev/urandom, the bytes at a program's start
     #[arg(long, value_enum, default_value_t = Source::Own)]
     chance: Source,
+    /// Say whether the program reads the processor's own clock (RDTSC, RDTSCP), and where: no service can make that alike. With an agreed clock
+    /// it counts the agreed time's nanoseconds. Each read is a fault that is answered, which takes some 0.1 ms
+    #[arg(long)]
+    tsc: bool,
     /// What agreed chance comes from; one of each run's own if it is not given (it is printed)
     #[arg(long, value_name = "NUMBER", requires = "chance")]
     seed: Option<u64>,
@@ -194,6 +198,7 @@ fn options_of(arguments: Check, say: &mut dyn FnMut(&str)) -> anyhow::Result<Opt
         scratch_mib: arguments.scratch_mib,
         agreed_clock: arguments.sources.clock == Source::Agreed,
         agreed_chance: seed,
+        tells_tsc: arguments.sources.tsc,
         port: arguments.network.port,
         start_within: Duration::from_secs(arguments.start_within),
         clients,

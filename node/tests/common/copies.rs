@@ -22,6 +22,7 @@ pub fn spec(network: u8, command: &[&str]) -> Spec {
             scratch_mib: 64,
             agreed_chance: None,
             agreed_clock: false,
+            tells_tsc: false,
             clock_page: false,
             data: None,
             chance: None,

@@ -9,6 +9,7 @@
 
 use super::filter::Filter;
 use super::ptrace::{Change, Traced};
+use super::tsc::{self, Tsc};
 use super::{Failure, card, clock, die_with_parent, failed, view};
 use crate::chance::of_number;
 use crate::message::{Go, Heard, Spec, Walls, receive, send};
@@ -59,7 +60,15 @@ pub(super) fn run(socket: BorrowedFd<'_>, spec: &Spec) -> Result<ExitCode, Failu
     }
     send(socket.as_fd(), &Heard::Started, &[]).map_err(failed("the tester's socket"))?;
     let change = spec.walls.as_ref().and_then(change);
-    let mut traced = change.map(|change| Traced::new(change, child));
+    let tells_tsc = spec.walls.as_ref().is_some_and(|walls| walls.tells_tsc);
+    let mut traced = match change {
+        Some(change) => {
+            let tester = tells_tsc.then(|| socket.try_clone()).transpose();
+            let tester = tester.map_err(failed("the tester's socket"))?;
+            Some(Traced::new(change, child, tester.map(Tsc::new)))
+        }
+        None => None,
+    };
     collect(child, &socket, &mut traced)
 }
 
@@ -95,7 +104,8 @@ fn next_pid_after(pid: u32) -> Result<(), Failure> {
 
 fn change(walls: &Walls) -> Option<Change> {
     let change = Change {
-        hide_clock: walls.agreed_clock,
+        // The vDSO's clock is the processor's own.
+        hide_clock: walls.agreed_clock || walls.tells_tsc,
         chance: walls.agreed_chance,
     };
     (change.hide_clock || change.chance.is_some()).then_some(change)
@@ -121,6 +131,9 @@ fn start(socket: &OwnedFd, spec: &Spec) -> io::Result<Pid> {
         }
         if let Some(listener) = filter.install()? {
             send(socket.as_fd(), &Heard::Listener, &[listener.as_fd()])?;
+        }
+        if walls.tells_tsc {
+            tsc::is_a_fault()?;
         }
         Ok(())
     };

@@ -22,6 +22,7 @@ mod ptrace;
 pub(crate) mod signal;
 pub(crate) mod stranger;
 pub(crate) mod tracked;
+mod tsc;
 mod view;
 mod visit;
 
@@ -108,7 +109,7 @@ fn keep(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
     let begins = match receive::<Go>(socket).map_err(failed("the tester's word"))? {
         Some((Go::Start, _)) => true,
         Some((Go::Vacate, _)) => false,
-        Some((Go::Adopt(_), _)) | None => return Ok(ExitCode::FAILURE),
+        Some((Go::Adopt(_) | Go::Tsc(_), _)) | None => return Ok(ExitCode::FAILURE),
     };
     // SAFETY: this process has one thread (invariant 1).
     match unsafe { fork() }.map_err(failed("its first process"))? {

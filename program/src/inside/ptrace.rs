@@ -2,11 +2,13 @@
 //!
 //! Decides:    nothing.
 //! Flow:       pid 1 traces the program and everything it starts; at each exec, before its first instruction -> here.
+//!             Where it is to be told who reads the processor's own clock, that stops here too (`tsc`).
 //! Invariants: 1. only two entries of the auxiliary vector change: AT_SYSINFO_EHDR is ignored (glibc, musl and Go then make
 //!             system calls), and the 16 bytes at AT_RANDOM; 2. a signal reaches its process as if nobody traced it.
 //! Source:     getauxval(3), ptrace(2); the stack at a program's start: the System V ABI for x86-64, 3.4.1.
 //! Not here:   which system calls are answered (`filter`).
 
+use super::tsc::Tsc;
 use nix::errno::Errno;
 use nix::sys::ptrace::{self, Options};
 use nix::sys::signal::Signal;
@@ -30,21 +32,25 @@ pub(super) struct Traced {
     change: Change,
     known: BTreeSet<Pid>,
     execs: u64,
+    /// Who answers for the processor's own clock, where that is to be told.
+    tsc: Option<Tsc>,
 }
 
 impl Traced {
     /// `child` has said that it is traced, and is about to exec.
-    pub(super) fn new(change: Change, child: Pid) -> Self {
+    pub(super) fn new(change: Change, child: Pid, tsc: Option<Tsc>) -> Self {
         Self {
             change,
             known: BTreeSet::from([child]),
             execs: 0,
+            tsc,
         }
     }
 
     /// It has ended.
     pub(super) fn gone(&mut self, pid: Pid) {
         self.known.remove(&pid);
+        self.forget(pid);
     }
 
     /// A stop by a signal.
@@ -57,6 +63,15 @@ impl Traced {
             ptrace::setoptions(pid, options)?;
             self.patch(pid)?;
         }
+        if signal == Signal::SIGSEGV
+            && let Some(tsc) = &mut self.tsc
+        {
+            match tsc.answer(pid) {
+                Ok(true) => return gone_is_fine(ptrace::cont(pid, None)),
+                Ok(false) => {}
+                result => return gone_is_fine(result.map(drop)),
+            }
+        }
         // What is traced from its birth begins with a stop of its own.
         let is_new = self.known.insert(pid) && signal == Signal::SIGSTOP;
         let signal = (!first_exec && !is_new).then_some(signal);
@@ -66,9 +81,16 @@ impl Traced {
     /// A stop by an event: an exec, or the birth of something.
     pub(super) fn event(&mut self, pid: Pid, event: i32) -> Result<(), Errno> {
         if event == libc::PTRACE_EVENT_EXEC {
+            self.forget(pid);
             gone_is_fine(self.patch(pid))?;
         }
         gone_is_fine(ptrace::cont(pid, None))
+    }
+
+    fn forget(&mut self, pid: Pid) {
+        if let Some(tsc) = &mut self.tsc {
+            tsc.forget(pid);
+        }
     }
 
     fn patch(&mut self, pid: Pid) -> Result<(), Errno> {

@@ -43,6 +43,7 @@ pub(super) fn walls(program: &ProgramSpec) -> Result<Walls, CheckError> {
         agreed_chance: None,
         agreed_clock: false,
         data: None,
+        tells_tsc: false,
         clock_page: program.agreed.clock,
         chance: None,
     })
@@ -108,6 +109,7 @@ mod tests {
             agreed_chance: None,
             agreed_clock: false,
             data: None,
+            tells_tsc: false,
             clock_page: false,
             chance: None,
         };
