@@ -2,6 +2,8 @@
 //!
 //! The poor servers and their client are this executable again: `a_server` and `a_client` are no tests of their own.
 
+#[path = "common/servers.rs"]
+mod servers;
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
 
@@ -117,7 +119,7 @@ fn poor(kind: &str, clients: &str, options: &[&str]) -> Outcome {
 fn a_server() {
     let Ok(kind) = std::env::var("KIND") else { return };
     if kind == "tells" {
-        tell();
+        servers::tell();
     }
     let listener = TcpListener::bind(("0.0.0.0", PORT)).expect("its port");
     for (n, stream) in listener.incoming().enumerate() {
@@ -168,6 +170,7 @@ fn serve(stream: &mut TcpStream, kind: &str) {
                 let hash = std::hash::BuildHasher::hash_one(&state, 1);
                 hash ^ u64::from(u32::from_ne_bytes(device))
             }
+            "tsc" => servers::time_stamp(),
             _ => COUNTER.fetch_add(1, Ordering::SeqCst),
         };
         if stream
@@ -177,32 +180,6 @@ fn serve(stream: &mut TcpStream, kind: &str) {
             return;
         }
     }
-}
-
-/// What it sees and may do, on its standard output.
-fn tell() {
-    let status = fs::read_to_string("/proc/self/status").expect("/proc");
-    let words = ["NoNewPrivs:", "CapBnd:", "Pid:"];
-    for line in status
-        .lines()
-        .filter(|line| words.iter().any(|word| line.starts_with(word)))
-    {
-        println!("{line}");
-    }
-    // SAFETY: a refused call touches nothing; one that is not has an empty structure to write to.
-    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, [0_u8; 256].as_mut_ptr()) };
-    println!("ring {ring} {:?}", std::io::Error::last_os_error().raw_os_error());
-    println!(
-        "host {}",
-        fs::read_to_string("/proc/sys/kernel/hostname")
-            .expect("its name")
-            .trim()
-    );
-    println!("wrote {:?}", fs::write("/etc/dunlin-was-here", "x").is_ok());
-    println!(
-        "disks {:?}",
-        fs::metadata("/dev/sda").is_ok() || fs::metadata("/dev/vda").is_ok()
-    );
 }
 
 #[test]
@@ -371,6 +348,53 @@ fn an_agreed_clock_makes_answers_with_the_time_alike() {
         &["--clock", "agreed", "--patience-ms", "9000", "--order", "answer"],
     )
     .comes_to(0);
+}
+
+#[test]
+fn whoever_reads_the_processors_own_clock_is_told_where() {
+    if !can_run() {
+        return;
+    }
+    let own = std::env::current_exe().expect("it runs");
+    let own = own.file_name().and_then(|name| name.to_str()).expect("a name");
+    let read_by = |outcome: &Outcome| {
+        let report: serde_json::Value = serde_json::from_str(&outcome.report).expect("JSON");
+        let places = report["tsc"]["places"].as_array().expect("places").clone();
+        let is_own = |place: &&serde_json::Value| place[0].as_str().is_some_and(|name| name.contains(own));
+        let times = places.iter().filter(is_own).filter_map(|place| place[1].as_u64());
+        (
+            times.clone().count(),
+            times.sum::<u64>(),
+            report["tsc"]["reads"].as_u64(),
+        )
+    };
+    // Two instructions an answer, in two copies.
+    let (copies, answers, instructions) = (2, 10, 2);
+    let wanted = copies * answers * instructions;
+    let differing = poor("tsc", "1x10", &["--tsc"]);
+    let (places, times, all) = read_by(differing.comes_to(1));
+    assert_eq!(
+        (places as u64, times),
+        (instructions, wanted),
+        "{}",
+        differing.report
+    );
+    assert!(all >= Some(wanted));
+    // As the agreed time it is alike, and told all the same.
+    let agreed = [
+        "--tsc",
+        "--clock",
+        "agreed",
+        "--patience-ms",
+        "9000",
+        "--order",
+        "answer",
+    ];
+    let alike = poor("tsc", "1x10", &agreed);
+    assert_eq!(read_by(alike.comes_to(0)).1, wanted);
+    // Who counts reads none; the loader may.
+    let counts = poor("counts", "2x10", &["--tsc"]);
+    assert_eq!(read_by(counts.comes_to(0)), (0, 0, Some(0)));
 }
 
 #[test]
