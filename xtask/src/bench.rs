@@ -57,7 +57,7 @@ pub struct Programs {
     /// Only these, by commas: redis, memcached, nginx, lighttpd, node, go, postgresql, mariadb.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     programs: Vec<String>,
-    /// Numbers of parallel connections, by commas; if none is named 1,16,50, and 1,2,4 for those that write into a database.
+    /// Numbers of parallel connections, by commas; if none is named 1,16,50, and 1,2,4,16 for those that write into a database.
     #[arg(long, value_delimiter = ',')]
     connections: Vec<u32>,
     /// How often each is measured; medians are shown.

@@ -19,12 +19,12 @@ use crate::testbed::Node;
 
 /// Where it runs.
 pub(super) const HOST: &str = "a";
-/// Arguments: a directory of its own, the root, a user's number, the command.
+/// Arguments: a directory of its own, the root, a user's number, the command. A mount that is noted leaves a file in the host's /run.
 const IN_A_ROOT: &str = "set -e; own=$1; root=$2; user=$3; shift 3\n\
-    mount -t tmpfs tmpfs \"$own\"; mkdir \"$own/upper\" \"$own/work\" \"$own/all\"; all=$own/all\n\
-    mount -t overlay -o \"lowerdir=$root,upperdir=$own/upper,workdir=$own/work\" overlay \"$all\"\n\
+    mount -n -t tmpfs tmpfs \"$own\"; mkdir \"$own/upper\" \"$own/work\" \"$own/all\"; all=$own/all\n\
+    mount -n -t overlay -o \"lowerdir=$root,upperdir=$own/upper,workdir=$own/work\" overlay \"$all\"\n\
     mkdir -p \"$all/proc\" \"$all/dev\" \"$all/run\"\n\
-    mount -t proc proc \"$all/proc\"; mount --rbind /dev \"$all/dev\"; mount -t tmpfs tmpfs \"$all/run\"\n\
+    mount -n -t proc proc \"$all/proc\"; mount -n --rbind /dev \"$all/dev\"; mount -n -t tmpfs tmpfs \"$all/run\"\n\
     exec chroot \"--userspec=$user:$user\" \"$all\" \"$@\"";
 
 pub(super) struct Plain {

@@ -25,8 +25,8 @@ pub(in crate::program) enum Load {
     Own(Open),
     /// A thread for each connection, one query of one row at a time.
     Reads(Kind),
-    /// A thread for each connection, one transaction at a time, all of which write one row among others.
-    Writes(Kind),
+    /// A thread for each connection, one transaction at a time, which writes a row among others that more of them write.
+    Writes(Kind, Shares),
 }
 
 impl Load {
@@ -39,10 +39,10 @@ impl Load {
             Self::RedisBenchmark => increments(target, client),
             Self::Own(open) => open(target, client),
             Self::Reads(kind) => ledger::reads(kind, target, client),
-            Self::Writes(kind) => {
+            Self::Writes(kind, shares) => {
                 let writer = Writer {
                     kind,
-                    shares: Shares::Common,
+                    shares,
                     of,
                     repeated: Arc::default(),
                 };
@@ -71,7 +71,7 @@ pub(in crate::program) struct Subject {
 
 const CONNECTIONS: &[u32] = &[1, 16, 50];
 /// More than a few writers of a common row wait for each other, with or without Dunlin.
-const FEW: &[u32] = &[1, 2, 4];
+const FEW: &[u32] = &[1, 2, 4, 16];
 
 pub(in crate::program) static SUBJECTS: [Subject; 8] = [
     Subject {
@@ -132,13 +132,18 @@ const fn one(what: &'static str, load: Load) -> Asked {
     }
 }
 
-const fn database(kind: Kind) -> [Asked; 2] {
+const fn database(kind: Kind) -> [Asked; 3] {
     let writes = Asked {
-        what: "a transaction of six statements, with a row that all write",
-        load: Load::Writes(kind),
+        what: "transactions of six statements, one of a row that all write",
+        load: Load::Writes(kind, Shares::Common),
         connections: FEW,
     };
-    [one("a row by its key", Load::Reads(kind)), writes]
+    let circles = Asked {
+        what: "transactions that may wait for each other in a circle",
+        load: Load::Writes(kind, Shares::Ring),
+        connections: &[4],
+    };
+    [one("a row by its key", Load::Reads(kind)), writes, circles]
 }
 
 fn redis(testbed: &Testbed, _: u16) -> Result<Option<Plan>> {
