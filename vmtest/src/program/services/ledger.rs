@@ -8,6 +8,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
@@ -77,7 +78,16 @@ fn number(rows: &Rows) -> Result<u64> {
 /// Makes the tables, with a row for each client, when the database answers.
 pub(in crate::program) fn set_up(node: &Node, kind: Kind, target: SocketAddr, clients: usize) -> Result<()> {
     on(node, move || {
-        let mut database = Database::open(kind, target)?;
+        let until = Instant::now() + PATIENCE;
+        let mut database = loop {
+            match Database::open(kind, target) {
+                // It listens before it is ready.
+                Err(error) if Instant::now() < until && error.to_string().contains("starting up") => {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                opened => break opened?,
+            }
+        };
         database.run("create table entries (client int, number int, primary key (client, number))")?;
         database.run("create table totals (id int primary key, total bigint not null)")?;
         for id in (0..clients)
