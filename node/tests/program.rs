@@ -447,6 +447,7 @@ fn the_walls_hold() {
         "ring -1 Some(38)",
         "host program",
         "wrote true",
+        "writable []",
         "disks false",
     ] {
         assert!(told[0].lines().any(|told| told == line), "{line}: {}", told[0]);

@@ -106,9 +106,42 @@ fn a_join() {
         last_pid: newest.unwrap_or(0),
     };
     second.adopt(adopted).expect("it runs");
+    for copy in [&first, &second] {
+        assert_eq!(writable(copy), Vec::<String>::new());
+    }
     drop(second);
     let gone = guard::resume(&there, &mut |_| {}).expect("no more tries");
     assert_eq!(gone, None, "the copy has ended");
+}
+
+/// The kernel's own mounts in its view that are not read-only, but for what is its processes' own. What lies below the copy's own /proc is
+/// covered by it.
+fn writable(copy: &Copy) -> Vec<String> {
+    let keeper = copy.keeper();
+    let children =
+        fs::read_to_string(format!("/proc/{keeper}/task/{keeper}/children")).expect("its first process");
+    let first = children.trim();
+    let mounts = fs::read_to_string(format!("/proc/{first}/mountinfo")).expect("its mounts");
+    let is_read_only = |at: &str| {
+        let last = mounts
+            .lines()
+            .filter(|line| line.split(' ').nth(4) == Some(at))
+            .last();
+        let options = last.and_then(|line| line.split(' ').nth(5)).unwrap_or("none");
+        options.split(',').any(|option| option == "ro")
+    };
+    let wanted = [
+        "/sys",
+        "/proc/sys",
+        "/proc/sysrq-trigger",
+        "/proc/irq",
+        "/proc/fs",
+    ];
+    let wanted = wanted.into_iter().filter(|place| Path::new(place).exists());
+    let below_sys = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    let below_sys = below_sys.filter(|at| at.starts_with("/sys/"));
+    let not = wanted.chain(below_sys).filter(|at| !is_read_only(at));
+    not.map(str::to_owned).collect()
 }
 
 /// The first one finds no descriptor free.

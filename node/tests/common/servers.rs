@@ -34,8 +34,39 @@ pub fn tell() {
             .trim()
     );
     println!("wrote {:?}", fs::write("/etc/dunlin-was-here", "x").is_ok());
+    println!("writable {:?}", writable());
     println!(
         "disks {:?}",
         fs::metadata("/dev/sda").is_ok() || fs::metadata("/dev/vda").is_ok()
     );
+}
+
+/// What of the kernel's can be opened for writing, though nothing is written: the whole host's.
+pub fn writable() -> Vec<String> {
+    const PROC: [&str; 7] = [
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/modprobe",
+        "/proc/sys/kernel/ns_last_pid",
+        "/proc/sys/vm/drop_caches",
+        "/proc/sysrq-trigger",
+        "/proc/mtrr",
+        "/proc/dynamic_debug/control",
+    ];
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("its mounts");
+    let mut found: Vec<String> = Vec::new();
+    let mut files: Vec<String> = PROC.map(str::to_owned).to_vec();
+    for line in mounts.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let (at, options) = (words[4], words[5]);
+        let is_reached = at.starts_with("/sys/") || at == "/sys";
+        if is_reached && !options.split(',').any(|option| option == "ro") {
+            found.push(format!("{at} ({options})"));
+        }
+        if is_reached {
+            files.push(format!("{at}/cgroup.procs"));
+        }
+    }
+    files.retain(|file| fs::File::options().write(true).open(file).is_ok());
+    found.append(&mut files);
+    found
 }

@@ -43,6 +43,9 @@ pub(super) fn run(socket: BorrowedFd<'_>, spec: &Spec) -> Result<ExitCode, Failu
     if let Some(seed) = spec.walls.as_ref().and_then(|walls| walls.agreed_chance) {
         view::replace_chance(&crate::chance::device(of_number(seed), DEVICE_BYTES))?;
     }
+    if spec.walls.is_some() {
+        view::protect_proc()?;
+    }
     // Standard input becomes /dev/null in the program, before the listener is sent.
     let socket = socket
         .try_clone_to_owned()
@@ -90,6 +93,8 @@ pub(super) fn await_copy(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
         card::neighbour(*address, *hardware).map_err(failed("whom it spoke with"))?;
     }
     next_pid_after(adopted.last_pid)?;
+    // Not before: CRIU and the line above write there.
+    view::protect_proc()?;
     // To all but itself.
     nix::sys::signal::kill(Pid::from_raw(-1), Signal::SIGCONT).map_err(failed("letting the copy run"))?;
     send(socket.as_fd(), &Heard::Started, &[]).map_err(failed("the tester's socket"))?;

@@ -4,13 +4,14 @@
 //! Flow:       keeper, in its own mount namespace -> overlays of the host's file systems -> a new root.
 //! Invariants: 1. nothing that a copy writes reaches the host, or another copy, but for its data's image; 2. of /dev there is only what holds no state;
 //!             3. all of it goes with the namespace: nothing is made on the host, the place it is put together at is one that
-//!             is there.
-//! Source:     Documentation/filesystems/overlayfs.rst, pivot_root(2). Not here: /proc, which pid 1 mounts.
+//!             is there; 4. of what the kernel tells in /sys and /proc nothing can be written but what is a process' own.
+//! Source:     Documentation/filesystems/overlayfs.rst, pivot_root(2), mount_setattr(2). Not here: when /proc is mounted, which pid 1 has done.
 
 use super::{Failure, failed};
 use crate::guard::layers;
 use crate::message::{Mounted, Walls};
 use crate::page;
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::{chdir, pivot_root};
 use std::ffi::OsStr;
@@ -34,6 +35,12 @@ const FILES: [&str; 16] = [
     "ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "overlay", "tmpfs", "nfs", "nfs4",
     "9p", "virtiofs", "fuse", "squashfs",
 ];
+
+/// What of /proc cannot even be read: the host's memory, its keys, what its kernel is about to do.
+const SECRETS: [&str; 3] = ["kcore", "keys", "timer_list"];
+/// mount_setattr(2): for all that is mounted below, too.
+const AT_RECURSIVE: libc::c_uint = 0x8000;
+const MOUNT_ATTR_RDONLY: u64 = 1;
 
 type Nothing<'a> = Option<&'a Path>;
 
@@ -137,11 +144,7 @@ pub(super) fn build(walls: &Walls, directory: &Path) -> Result<View, Failure> {
     let chance = (!own_chance).then(|| chance(&root)).transpose()?;
     let sys = root.join("sys");
     if sys.is_dir() {
-        let bind = MsFlags::MS_BIND | MsFlags::MS_REC;
-        mount(Some("/sys"), &sys, None as Nothing, bind, None as Nothing).map_err(failed("/sys"))?;
-        let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-        // In a user namespace the kernel may have locked flags of its own.
-        let _ = mount(None as Nothing, &sys, None as Nothing, read_only, None as Nothing);
+        bind_read_only(&sys).map_err(failed("/sys"))?;
     }
     // pid 1 mounts its own over this one, which has the host's processes.
     let bind = MsFlags::MS_BIND | MsFlags::MS_REC;
@@ -298,6 +301,92 @@ fn clock(root: &Path) -> Result<OwnedFd, Failure> {
 pub(super) fn mount_proc() -> Result<(), Failure> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount(Some("proc"), "/proc", Some("proc"), flags, None as Nothing).map_err(failed("/proc"))
+}
+
+/// What of /proc is the kernel's, and no process', can be read from then on, and not written to: most of it is the whole host's, and asks for
+/// nothing but user 0 (`core_pattern` is a command that the host runs as root). Whoever brings a copy writes some of it before.
+pub(super) fn protect_proc() -> Result<(), Failure> {
+    for entry in fs::read_dir("/proc").map_err(failed("/proc"))? {
+        let path = entry.map_err(failed("/proc"))?.path();
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        // Links lead to a process' own.
+        let is_link = fs::symlink_metadata(&path).map_or(true, |about| about.file_type().is_symlink());
+        if is_link || name.iter().all(u8::is_ascii_digit) {
+            continue;
+        }
+        let protected = match SECRETS.iter().any(|secret| secret.as_bytes() == name) {
+            true => mount(
+                Some("/dev/null"),
+                &path,
+                None as Nothing,
+                MsFlags::MS_BIND,
+                None as Nothing,
+            ),
+            false => read_only(&path),
+        };
+        match protected {
+            // It has gone meanwhile, with a module.
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(error) => return Err(format!("{}: {error}", path.display())),
+        }
+    }
+    Ok(())
+}
+
+/// Over itself.
+fn read_only(path: &Path) -> nix::Result<()> {
+    mount(
+        Some(path),
+        path,
+        None as Nothing,
+        MsFlags::MS_BIND,
+        None as Nothing,
+    )?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(
+        None as Nothing,
+        path,
+        None as Nothing,
+        read_only | flags,
+        None as Nothing,
+    )
+}
+
+/// The host's /sys, with all that is mounted below it: its control groups, the kernel's own files for debugging.
+fn bind_read_only(sys: &Path) -> nix::Result<()> {
+    let bind = |flags| mount(Some("/sys"), sys, None as Nothing, flags, None as Nothing);
+    bind(MsFlags::MS_BIND | MsFlags::MS_REC)?;
+    // MS_REMOUNT changes the uppermost mount alone.
+    let attributes: [u64; 4] = [MOUNT_ATTR_RDONLY, 0, 0, 0];
+    let path = std::ffi::CString::new(sys.as_os_str().as_encoded_bytes()).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: the path ends in a zero, and the four words are a struct mount_attr, whose size is told.
+    let set = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            libc::AT_FDCWD,
+            path.as_ptr(),
+            AT_RECURSIVE,
+            attributes.as_ptr(),
+            size_of_val(&attributes),
+        )
+    };
+    match Errno::result(set) {
+        // Before Linux 5.12: without what is mounted below.
+        Err(Errno::ENOSYS) => {}
+        set => return set.map(drop),
+    }
+    umount2(sys, MntFlags::MNT_DETACH)?;
+    bind(MsFlags::MS_BIND)?;
+    let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(
+        None as Nothing,
+        sys,
+        None as Nothing,
+        read_only | flags,
+        None as Nothing,
+    )
 }
 
 /// Puts `bytes` in the place of the kernel's chance: every opening of it reads them from the beginning.
