@@ -10,12 +10,11 @@
 //!             whom (`stranger`).
 
 use super::injected::{Whose, becomes, stopped, system_call};
+use super::waited::{Waited, go_on_to_system_call, wait_for};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::ptrace::{self, Options};
-use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::os::fd::RawFd;
 
@@ -52,14 +51,13 @@ pub(super) fn trace(stranger: Pid) -> Result<(), Errno> {
 
 /// Until it is about to look at the program: it stands behind a system call then.
 pub(super) fn hold(stranger: Pid) -> Result<(), Errno> {
-    let mut signal = None;
+    let mut signal = 0;
     let mut is_at_limit = false;
     loop {
-        ptrace::syscall(stranger, signal.take())?;
-        match waitpid(stranger, Some(WaitPidFlag::__WALL)) {
-            Err(Errno::EINTR) => {}
-            Ok(WaitStatus::PtraceSyscall(_)) if is_at_limit => return Ok(()),
-            Ok(WaitStatus::PtraceSyscall(_)) => {
+        go_on_to_system_call(stranger, std::mem::take(&mut signal))?;
+        match wait_for(stranger)? {
+            Waited::AtSystemCall if is_at_limit => return Ok(()),
+            Waited::AtSystemCall => {
                 let registers = ptrace::getregs(stranger)?;
                 is_at_limit = match registers.orig_rax as libc::c_long {
                     libc::SYS_prlimit64 => lifts_descriptors(registers.rsi, registers.rdx),
@@ -71,10 +69,9 @@ pub(super) fn hold(stranger: Pid) -> Result<(), Errno> {
                 };
             }
             // What its own children tell it.
-            Ok(WaitStatus::Stopped(_, its)) => signal = (its != Signal::SIGSTOP).then_some(its),
-            Ok(WaitStatus::PtraceEvent(..)) => {}
-            Ok(_) => return Err(Errno::ECHILD),
-            Err(error) => return Err(error),
+            Waited::Stopped(libc::SIGSTOP) | Waited::Event(_) => {}
+            Waited::Stopped(its) => signal = its,
+            _ => return Err(Errno::ECHILD),
         }
     }
 }

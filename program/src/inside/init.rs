@@ -10,12 +10,13 @@
 use super::filter::Filter;
 use super::ptrace::{Change, Traced};
 use super::tsc::{self, Tsc};
+use super::waited::{Waited, wait};
 use super::{Failure, card, clock, die_with_parent, failed, view};
 use crate::chance::of_number;
 use crate::message::{Go, Heard, Spec, Walls, receive, send};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
-use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
 use std::fs;
 use std::io;
@@ -173,31 +174,30 @@ pub(super) fn behind(walls: &Walls) -> io::Result<()> {
 /// Until nothing is left.
 fn collect(program: Pid, socket: &OwnedFd, traced: &mut Option<Traced>) -> Result<ExitCode, Failure> {
     loop {
-        let status = match waitpid(None, Some(WaitPidFlag::__WALL)) {
-            Ok(status) => status,
-            Err(Errno::EINTR) => continue,
-            Err(_) => return Ok(ExitCode::SUCCESS), // no child is left
+        let (pid, waited) = match wait(None, 0) {
+            Ok(Some(waited)) => waited,
+            Ok(None) => continue,
+            // No child is left.
+            Err(Errno::ECHILD) => return Ok(ExitCode::SUCCESS),
+            Err(error) => return Err(format!("waiting for the program: {error}")),
         };
-        let (pid, code, signal) = match status {
-            WaitStatus::Exited(pid, code) => (pid, Some(code), None),
-            WaitStatus::Signaled(pid, signal, _) => (pid, None, Some(signal as i32)),
-            WaitStatus::Stopped(pid, signal) => {
+        let tracing = failed("tracing the program (for the agreed clock and chance)");
+        let (code, signal) = match waited {
+            Waited::Exited(code) => (Some(code), None),
+            Waited::Killed(signal) => (None, Some(signal)),
+            Waited::Stopped(signal) => {
                 if let Some(traced) = traced {
-                    traced
-                        .stopped(pid, signal)
-                        .map_err(failed("tracing the program (for the agreed clock and chance)"))?;
+                    traced.stopped(pid, signal).map_err(tracing)?;
                 }
                 continue;
             }
-            WaitStatus::PtraceEvent(pid, _, event) => {
+            Waited::Event(event) => {
                 if let Some(traced) = traced {
-                    traced
-                        .event(pid, event)
-                        .map_err(failed("tracing the program (for the agreed clock and chance)"))?;
+                    traced.event(pid, event).map_err(tracing)?;
                 }
                 continue;
             }
-            _ => continue,
+            Waited::AtSystemCall | Waited::Continued => continue,
         };
         if let Some(traced) = traced {
             traced.gone(pid);
@@ -205,7 +205,8 @@ fn collect(program: Pid, socket: &OwnedFd, traced: &mut Option<Traced>) -> Resul
         if pid == program {
             let flags =
                 WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT | WaitPidFlag::__WALL;
-            let others = waitid(Id::All, flags).is_ok();
+            // One that a real-time signal has ended is an error here, and a child.
+            let others = waitid(Id::All, flags) != Err(Errno::ECHILD);
             let ended = Heard::Ended { code, signal, others };
             if send(socket.as_fd(), &ended, &[]).is_err() {
                 return Ok(ExitCode::FAILURE);

@@ -3,10 +3,9 @@
 //! Flow:       the tracer stops it -> its instruction pointer's next bytes become a system call, for one step -> all is as it was.
 //! Source:     ptrace(2). Not here: why (`stranger`, `clock`, `guard::whose`).
 
+use super::waited::{Signals, Waited, wait_for};
 use nix::errno::Errno;
 use nix::sys::ptrace::{self, AddressType};
-use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 /// The machine's instruction for a system call, as the lowest bytes of a word.
@@ -64,41 +63,32 @@ pub(super) fn system_call(process: Pid, number: libc::c_long, arguments: [u64; 6
 
 /// One instruction. A process that its tracer has stopped while it stood still already says so twice, the second time in the place of the
 /// instruction. A signal that was on its way to it comes first: it gets that when it runs.
-fn step(process: Pid) -> Result<(), Errno> {
-    let mut kept = 0_u64;
-    loop {
-        ptrace::step(process, None)?;
-        match wait(process)? {
-            WaitStatus::Stopped(_, Signal::SIGTRAP) => break,
-            WaitStatus::PtraceEvent(..) => {}
-            // All in its namespace were told to stand still, whoever is held among them: it does not.
-            WaitStatus::Stopped(_, Signal::SIGSTOP) => {}
-            WaitStatus::Stopped(_, signal) => kept |= 1 << signal as u32,
-            _ => return Err(Errno::ECHILD),
+pub(super) fn step(process: Pid) -> Result<(), Errno> {
+    let mut kept = Signals::default();
+    let stepped = loop {
+        if let Err(error) = ptrace::step(process, None) {
+            break Err(error);
         }
-    }
-    for signal in (0..u64::BITS).filter(|signal| kept & (1 << signal) != 0) {
-        // SAFETY: a plain call.
-        unsafe { libc::syscall(libc::SYS_tkill, process.as_raw(), signal) };
-    }
-    Ok(())
+        match wait_for(process) {
+            Ok(Waited::Stopped(libc::SIGTRAP)) => break Ok(()),
+            Ok(Waited::Event(_)) => {}
+            // All in its namespace were told to stand still, whoever is held among them: it does not.
+            Ok(Waited::Stopped(libc::SIGSTOP)) => {}
+            Ok(Waited::Stopped(signal)) => kept.add(signal),
+            Ok(_) => break Err(Errno::ECHILD),
+            Err(error) => break Err(error),
+        }
+    };
+    kept.send(process);
+    stepped
 }
 
 /// Until it is stopped by its tracer.
 pub(super) fn stopped(process: Pid) -> Result<(), Errno> {
-    match wait(process)? {
-        WaitStatus::Stopped(_, Signal::SIGTRAP) | WaitStatus::PtraceEvent(..) => Ok(()),
+    match wait_for(process)? {
+        Waited::Stopped(libc::SIGTRAP) | Waited::Event(_) => Ok(()),
         // A signal, or its end: nobody has a reason for either.
         _ => Err(Errno::ECHILD),
-    }
-}
-
-fn wait(process: Pid) -> Result<WaitStatus, Errno> {
-    loop {
-        match waitpid(process, Some(WaitPidFlag::__WALL)) {
-            Err(Errno::EINTR) => {}
-            status => return status,
-        }
     }
 }
 
@@ -106,12 +96,17 @@ fn wait(process: Pid) -> Result<WaitStatus, Errno> {
 mod tests {
     use super::*;
     use nix::sys::ptrace::Options;
-    use nix::sys::signal::kill;
     use std::process::Command;
 
     /// A signal that is on its way comes before the call: the process is as it was afterwards, and gets it.
     #[test]
     fn a_signal_that_is_on_its_way_is_kept_and_nothing_of_the_call_stays() {
+        for signal in [libc::SIGUSR1, 34, 64] {
+            is_kept(signal);
+        }
+    }
+
+    fn is_kept(signal: i32) {
         let mut child = Command::new("/bin/sleep").arg("600").spawn().expect("it begins");
         let process = Pid::from_raw(child.id() as i32);
         ptrace::seize(process, Options::empty()).expect("seized");
@@ -120,7 +115,8 @@ mod tests {
         let before = ptrace::getregs(process).expect("registers");
         let code = |at: u64| ptrace::read(process, at as AddressType).expect("code");
         let code_before = code(before.rip);
-        kill(process, Signal::SIGUSR1).expect("sent");
+        // SAFETY: a plain call.
+        assert_eq!(unsafe { libc::kill(process.as_raw(), signal) }, 0);
         let number = system_call(process, libc::SYS_getpid, [0; 6]).expect("made");
         assert_eq!(number, u64::from(child.id()));
         assert_eq!(ptrace::getregs(process).expect("registers"), before);
@@ -130,6 +126,6 @@ mod tests {
         ptrace::detach(process, None).expect("let go");
         let ended = child.wait().expect("it ends");
         let by = std::os::unix::process::ExitStatusExt::signal(&ended);
-        assert_eq!(by, Some(Signal::SIGUSR1 as i32));
+        assert_eq!(by, Some(signal));
     }
 }

@@ -25,6 +25,7 @@ pub(crate) mod tracked;
 mod tsc;
 mod view;
 mod visit;
+mod waited;
 
 pub(crate) use card::address_of_host;
 pub(crate) use filter::Filter;

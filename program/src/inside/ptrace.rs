@@ -9,9 +9,9 @@
 //! Not here:   which system calls are answered (`filter`).
 
 use super::tsc::Tsc;
+use super::waited::go_on;
 use nix::errno::Errno;
 use nix::sys::ptrace::{self, Options};
-use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use std::collections::BTreeSet;
 
@@ -54,8 +54,8 @@ impl Traced {
     }
 
     /// A stop by a signal.
-    pub(super) fn stopped(&mut self, pid: Pid, signal: Signal) -> Result<(), Errno> {
-        let first_exec = self.execs == 0 && signal == Signal::SIGTRAP;
+    pub(super) fn stopped(&mut self, pid: Pid, signal: i32) -> Result<(), Errno> {
+        let first_exec = self.execs == 0 && signal == libc::SIGTRAP;
         if first_exec {
             let follow =
                 Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK | Options::PTRACE_O_TRACECLONE;
@@ -63,19 +63,19 @@ impl Traced {
             ptrace::setoptions(pid, options)?;
             self.patch(pid)?;
         }
-        if signal == Signal::SIGSEGV
+        if signal == libc::SIGSEGV
             && let Some(tsc) = &mut self.tsc
         {
             match tsc.answer(pid) {
-                Ok(true) => return gone_is_fine(ptrace::cont(pid, None)),
+                Ok(true) => return gone_is_fine(go_on(pid, 0)),
                 Ok(false) => {}
                 result => return gone_is_fine(result.map(drop)),
             }
         }
         // What is traced from its birth begins with a stop of its own.
-        let is_new = self.known.insert(pid) && signal == Signal::SIGSTOP;
-        let signal = (!first_exec && !is_new).then_some(signal);
-        gone_is_fine(ptrace::cont(pid, signal))
+        let is_new = self.known.insert(pid) && signal == libc::SIGSTOP;
+        let signal = if first_exec || is_new { 0 } else { signal };
+        gone_is_fine(go_on(pid, signal))
     }
 
     /// A stop by an event: an exec, or the birth of something.
@@ -84,7 +84,7 @@ impl Traced {
             self.forget(pid);
             gone_is_fine(self.patch(pid))?;
         }
-        gone_is_fine(ptrace::cont(pid, None))
+        gone_is_fine(go_on(pid, 0))
     }
 
     fn forget(&mut self, pid: Pid) {

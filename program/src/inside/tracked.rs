@@ -9,10 +9,9 @@
 //! Source:     userfaultfd(2): UFFD_FEATURE_WP_ASYNC (Linux 6.7); the kernel's Documentation/admin-guide/mm/{userfaultfd,pagemap}.rst; ptrace(2).
 //! Not here:   what is unchanged (`guard::ahead`).
 
+use super::waited::{Signals, Waited, go_on, wait, wait_for};
 use nix::errno::Errno;
 use nix::sys::ptrace;
-use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use std::fs::{self, File};
@@ -135,15 +134,13 @@ fn take(process: u32) -> io::Result<OwnedFd> {
 fn stops(thread: Pid) -> Result<(), Errno> {
     let until = Instant::now() + STOPS_WITHIN;
     loop {
-        match waitpid(thread, Some(WaitPidFlag::__WALL | WaitPidFlag::WNOHANG))? {
-            WaitStatus::PtraceEvent(..) | WaitStatus::Stopped(_, Signal::SIGTRAP) => return Ok(()),
-            WaitStatus::StillAlive if Instant::now() < until => {
-                std::thread::sleep(Duration::from_micros(20));
-            }
+        match wait(Some(thread), libc::WNOHANG)? {
+            Some((_, Waited::Event(_) | Waited::Stopped(libc::SIGTRAP))) => return Ok(()),
+            None if Instant::now() < until => std::thread::sleep(Duration::from_micros(20)),
             // A signal for it came first: it has to get it.
-            WaitStatus::Stopped(_, signal) => ptrace::cont(thread, Some(signal))?,
-            WaitStatus::StillAlive => return Err(Errno::ETIMEDOUT),
-            _ => return Err(Errno::ECHILD),
+            Some((_, Waited::Stopped(signal))) => go_on(thread, signal)?,
+            None => return Err(Errno::ETIMEDOUT),
+            Some(_) => return Err(Errno::ECHILD),
         }
     }
 }
@@ -158,23 +155,25 @@ fn call(thread: Pid, instruction: u64, number: libc::c_long, first: u64) -> Resu
     // It was in no system call, as far as the kernel's repeating of interrupted ones goes.
     registers.orig_rax = u64::MAX;
     ptrace::setregs(thread, registers)?;
-    let mut kept = None;
-    loop {
-        ptrace::step(thread, None)?;
-        match waitpid(thread, Some(WaitPidFlag::__WALL))? {
-            WaitStatus::Stopped(_, Signal::SIGTRAP) => break,
-            WaitStatus::PtraceEvent(..) => {}
-            WaitStatus::Stopped(_, signal) => kept = Some(signal),
-            _ => return Err(Errno::ECHILD),
+    let mut kept = Signals::default();
+    let made = loop {
+        if let Err(error) = ptrace::step(thread, None) {
+            break Err(error);
         }
-    }
-    let result = ptrace::getregs(thread)?.rax as i64;
-    ptrace::setregs(thread, before)?;
-    if let Some(signal) = kept {
-        // To be had when it runs again.
-        // SAFETY: a plain call.
-        unsafe { libc::kill(thread.as_raw(), signal as i32) };
-    }
+        match wait_for(thread) {
+            Ok(Waited::Stopped(libc::SIGTRAP)) => break ptrace::getregs(thread),
+            Ok(Waited::Event(_)) => {}
+            Ok(Waited::Stopped(signal)) => kept.add(signal),
+            Ok(_) => break Err(Errno::ECHILD),
+            Err(error) => break Err(error),
+        }
+    };
+    // Whatever became of it: it runs on.
+    let restored = ptrace::setregs(thread, before);
+    // To be had when it runs again.
+    kept.send(thread);
+    restored?;
+    let result = made?.rax as i64;
     match result {
         -4095..0 => Err(Errno::from_raw(result.wrapping_neg() as i32)),
         result => Ok(result as u64),

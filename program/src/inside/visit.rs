@@ -9,12 +9,12 @@
 
 use super::filter::Filter;
 use super::init::behind;
+use super::waited::{Waited, wait_for};
 use crate::message::Walls;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
-use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -78,10 +78,10 @@ pub(super) fn wait_in_its_place(command: Pid) -> ! {
     // SAFETY: nothing here uses a descriptor any more, and the process ends without a destructor.
     unsafe { libc::close_range(0, libc::c_uint::MAX, 0) };
     let code = loop {
-        match waitpid(command, None) {
-            Ok(WaitStatus::Exited(_, code)) => break code,
-            Ok(WaitStatus::Signaled(_, signal, _)) => break BY_SIGNAL + signal as i32,
-            Ok(_) | Err(Errno::EINTR) => {}
+        match wait_for(command) {
+            Ok(Waited::Exited(code)) => break code,
+            Ok(Waited::Killed(signal)) => break BY_SIGNAL + signal,
+            Ok(_) => {}
             Err(_) => break 1,
         }
     };
