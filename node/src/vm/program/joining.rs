@@ -113,7 +113,7 @@ impl ProgramLoop {
             folder,
             term: self.group.term(),
             marks,
-            whole: self.backup.tries.whole.clone(),
+            whole: self.backup.tries.next_is_whole(),
             _busy: Arc::clone(&self.backup.busy),
         };
         let spawned = std::thread::Builder::new()
@@ -307,7 +307,7 @@ impl ProgramLoop {
         self.join_is_void();
         if !why.ends_with(NOT_YET) {
             // It may be what goes ahead that the other host cannot do with, or has no room for.
-            self.backup.tries.whole = Some(format!("the last copy was not brought ({why})"));
+            self.backup.tries.not_brought(why);
         }
         self.join_fails_before_it_began(why);
     }

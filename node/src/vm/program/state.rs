@@ -289,7 +289,9 @@ pub(super) struct Tries {
     pub(super) failures: u32,
     pub(super) why: Option<String>,
     /// Why the next one is to have all of its memory taken while it stands still.
-    pub(super) whole: Option<String>,
+    whole: Option<String>,
+    /// The last one was to.
+    was_whole: bool,
     /// When the last one succeeded.
     pub(super) stands_since_us: Option<u64>,
 }
@@ -298,6 +300,19 @@ impl Tries {
     /// Whether this was not what went wrong the last time.
     pub(super) fn is_news(&mut self, why: &str) -> bool {
         self.why.replace(why.to_owned()).as_deref() != Some(why)
+    }
+
+    /// Why the one that begins is to have all of its memory taken while the program stands still; none where it may go ahead.
+    pub(super) fn next_is_whole(&mut self) -> Option<String> {
+        self.was_whole = self.whole.is_some();
+        self.whole.take()
+    }
+
+    /// It may have been what went ahead. Where nothing did the next one's memory goes ahead again.
+    pub(super) fn not_brought(&mut self, why: &str) {
+        if !self.was_whole {
+            self.whole = Some(format!("the last copy was not brought ({why})"));
+        }
     }
 }
 
@@ -347,4 +362,21 @@ pub(super) enum Word {
         /// What it draws its chance from, and how far it has, where that is agreed.
         chance: Option<(Seed, Drawn)>,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tries;
+
+    #[test]
+    fn after_a_copy_that_was_not_brought_one_is_whole_and_the_next_one_is_not() {
+        let mut tries = Tries::default();
+        assert_eq!(tries.next_is_whole(), None);
+        tries.not_brought("no room");
+        let why = tries.next_is_whole();
+        assert_eq!(why.as_deref(), Some("the last copy was not brought (no room)"));
+        tries.not_brought("no room");
+        assert_eq!(tries.next_is_whole(), None);
+        assert_eq!(tries.next_is_whole(), None, "nothing has failed since");
+    }
 }
