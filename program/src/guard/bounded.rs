@@ -57,6 +57,11 @@ impl Bounded {
         Ok(!fds[0].revents().is_empty())
     }
 
+    /// It has as long again from now on: it has waited so far.
+    pub(super) fn renew(&mut self) {
+        self.until = Instant::now() + self.within;
+    }
+
     pub(super) fn end(mut self) -> Result<ExitStatus, GuardError> {
         let ended = self.ended.try_clone().map_err(failed(&self.what))?;
         self.poll(&mut [PollFd::new(&ended, PollFlags::IN)])?;
@@ -118,5 +123,16 @@ mod tests {
         let why = run(&mut command, Duration::from_millis(200), "a step").unwrap_err();
         assert_eq!(why.to_string(), "a step: not within 0 s");
         assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_bound_that_is_over_counts_no_more_when_it_is_renewed() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "sleep 0.2"]);
+        let within = Duration::from_secs(20);
+        let mut bounded = Bounded::begin(&mut command, within, "a step").expect("it begins");
+        bounded.until = Instant::now();
+        bounded.renew();
+        assert!(bounded.end().expect("it ends").success());
     }
 }

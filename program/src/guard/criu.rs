@@ -252,6 +252,8 @@ impl Entering {
 
     /// Into the copy, and to its end.
     fn enter(mut self) -> Result<(), GuardError> {
+        // What went before was not its time: the program's memory was sent while it was held.
+        self.criu.renew();
         let is_in = !self.is_at_gate()? || self.may_go_on()?;
         self.gate = None;
         self.end(is_in)

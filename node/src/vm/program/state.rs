@@ -289,9 +289,9 @@ pub(super) struct Tries {
     pub(super) failures: u32,
     pub(super) why: Option<String>,
     /// Why the next one is to have all of its memory taken while it stands still.
-    whole: Option<String>,
+    pub(super) whole: Option<String>,
     /// The last one was to.
-    was_whole: bool,
+    pub(super) was_whole: bool,
     /// When the last one succeeded.
     pub(super) stands_since_us: Option<u64>,
 }
