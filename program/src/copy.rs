@@ -14,7 +14,7 @@ use crate::message::{Adopted, Go, Heard, Spec, Walls, receive, send};
 use crate::page::{Leads, Page};
 use crate::printed::Printed;
 use crate::quiet::{Quiet, Watcher};
-use crate::source::Source;
+use crate::source::{Source, emptied};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -313,7 +313,7 @@ impl Copy {
     /// Its chance, from how far another copy has drawn; none where that is its host's own. Once.
     pub fn draws(&mut self, seed: Seed, drawn: &Drawn) -> Option<Source> {
         let pipe = self.chance.take()?;
-        Some(Source::new(seed, drawn, pipe))
+        Some(Source::new(seed, drawn, emptied(pipe)))
     }
 
     /// The page of its agreed clock, where it has one.

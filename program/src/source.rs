@@ -98,6 +98,18 @@ impl Source {
     }
 }
 
+/// What CRIU has put back into a brought copy's pipe comes out of its stream once more.
+pub(crate) fn emptied(pipe: OwnedFd) -> OwnedFd {
+    let mut bytes = [0; PIECE_BYTES];
+    loop {
+        match rustix::io::read(&pipe, &mut bytes) {
+            Ok(1..) | Err(Errno::INTR) => {}
+            // It would wait: nothing is left.
+            Ok(0) | Err(_) => return pipe,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,5 +132,30 @@ mod tests {
         }
         assert_eq!(read.len(), 1 + 6 + 4096 + 9_001);
         assert_eq!(read, whole[..read.len()]);
+    }
+
+    #[test]
+    fn what_was_in_the_pipe_when_a_copy_was_taken_is_not_given_twice() {
+        let whole = device(of_number(7), 20_000);
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("urandom");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).expect("a pipe");
+        let mut options = std::fs::File::options();
+        options.read(true).write(true);
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+        let pipe: OwnedFd = options.open(&path).expect("opened").into();
+        let reads = pipe.try_clone().expect("a descriptor");
+        // The first copy has read 100 bytes, and these lay in its pipe.
+        rustix::io::write(&pipe, &whole[100..9_000]).expect("room");
+        let drawn = Drawn {
+            device_bytes: 100,
+            ..Drawn::default()
+        };
+        let source = Source::new(of_number(7), &drawn, emptied(pipe));
+        source.fill_device().expect("filled");
+        let mut bytes = [0; 12_000];
+        let read = rustix::io::read(&reads, &mut bytes).expect("full");
+        assert_eq!(bytes[..read], whole[100..100 + read]);
+        assert_eq!(source.drawn().expect("told").device_bytes, 100 + read as u64);
     }
 }
