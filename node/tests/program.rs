@@ -8,7 +8,7 @@ mod servers;
 mod skipped;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, kill_process, pidfd_open, setrlimit};
 use skipped::skip;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -429,6 +429,23 @@ fn what_a_program_starts_by_exec_and_fork_is_behind_the_same_walls() {
     }
 }
 
+/// As the daemon is by its unit, where this machine lets us.
+fn favoured() {
+    for (resource, most) in [
+        (Resource::Rtprio, Some(50)),
+        (Resource::Nice, Some(35)),
+        (Resource::Memlock, None),
+    ] {
+        let limit = Rlimit {
+            current: most,
+            maximum: most,
+        };
+        if setrlimit(resource, limit).is_err() {
+            skip("a program's limits are tested where they can be raised before");
+        }
+    }
+}
+
 #[test]
 fn the_walls_hold() {
     if !can_run() {
@@ -436,6 +453,7 @@ fn the_walls_hold() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let logs = folder.path().to_str().expect("a path of text");
+    favoured();
     poor("tells", "1x1", &["--logs", logs]).comes_to(0);
     let told: Vec<String> = (1..=2)
         .map(|copy| fs::read_to_string(folder.path().join(format!("copy-{copy}.log"))).expect("its log"))
@@ -448,6 +466,10 @@ fn the_walls_hold() {
         "host program",
         "wrote true",
         "writable []",
+        "nice [\"0\", \"0\"]",
+        "real time [\"0\", \"0\"]",
+        "locks little true",
+        "goes last false",
         "disks false",
     ] {
         assert!(told[0].lines().any(|told| told == line), "{line}: {}", told[0]);

@@ -34,6 +34,19 @@ pub fn tell() {
             .trim()
     );
     println!("wrote {:?}", fs::write("/etc/dunlin-was-here", "x").is_ok());
+    let limits = fs::read_to_string("/proc/self/limits").expect("its limits");
+    let limit = |name: &str| -> Vec<String> {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name));
+        let words = line.expect(name).split_whitespace().take(2);
+        words.map(str::to_owned).collect()
+    };
+    println!("nice {:?}", limit("Max nice priority"));
+    println!("real time {:?}", limit("Max realtime priority"));
+    let locks = limit("Max locked memory");
+    let is_little = |bytes: &String| bytes.parse::<u64>().is_ok_and(|bytes| bytes <= 8 << 20);
+    println!("locks little {}", locks.iter().all(is_little));
+    let score = fs::read_to_string("/proc/self/oom_score_adj").expect("its score");
+    println!("goes last {}", score.starts_with('-'));
     println!("writable {:?}", writable());
     println!(
         "disks {:?}",

@@ -11,7 +11,7 @@ use super::filter::Filter;
 use super::ptrace::{Change, Traced};
 use super::tsc::{self, Tsc};
 use super::waited::{Waited, wait};
-use super::{Failure, card, clock, die_with_parent, failed, view};
+use super::{Failure, card, clock, die_with_parent, failed, usual, view};
 use crate::chance::of_number;
 use crate::message::{Go, Heard, Spec, Walls, receive, send};
 use nix::errno::Errno;
@@ -96,10 +96,29 @@ pub(super) fn await_copy(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
     next_pid_after(adopted.last_pid)?;
     // Not before: CRIU and the line above write there.
     view::protect_proc()?;
+    judge_all().map_err(failed("what is ended where memory is short"))?;
     // To all but itself.
     nix::sys::signal::kill(Pid::from_raw(-1), Signal::SIGCONT).map_err(failed("letting the copy run"))?;
     send(socket.as_fd(), &Heard::Started, &[]).map_err(failed("the tester's socket"))?;
     collect(PROGRAM, &socket, &mut None)
+}
+
+/// They were started by CRIU, which the daemon has started.
+fn judge_all() -> io::Result<()> {
+    for entry in fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let number: Option<u32> = name.to_str().and_then(|name| name.parse().ok());
+        let Some(number) = number.filter(|number| *number > 1) else {
+            continue;
+        };
+        let file = std::ffi::CString::new(format!("/proc/{number}/oom_score_adj"))?;
+        match usual::judge(&file) {
+            // It has ended.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {}
+            judged => judged?,
+        }
+    }
+    Ok(())
 }
 
 fn next_pid_after(pid: u32) -> Result<(), Failure> {
@@ -152,6 +171,7 @@ fn start(socket: &OwnedFd, spec: &Spec) -> io::Result<Pid> {
 
 /// The program's own process gives up what it must not have.
 pub(super) fn behind(walls: &Walls) -> io::Result<()> {
+    usual::take()?;
     for capability in (0..MOST_CAPABILITIES).filter(|capability| !KEPT_CAPABILITIES.contains(capability)) {
         // SAFETY: a plain system call. One that this kernel does not know is refused, and not had.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };

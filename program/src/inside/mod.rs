@@ -23,6 +23,7 @@ pub(crate) mod signal;
 pub(crate) mod stranger;
 pub(crate) mod tracked;
 mod tsc;
+mod usual;
 mod view;
 mod visit;
 mod waited;
