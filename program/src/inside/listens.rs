@@ -9,6 +9,7 @@
 
 use super::filter::LISTENS;
 use super::injected::{stopped, system_call};
+use super::tracked::SUSPEND_SECCOMP;
 use crate::page::{AT, FILTER};
 use nix::errno::Errno;
 use nix::sys::ptrace::{self, Options};
@@ -26,7 +27,7 @@ pub(crate) fn to(process: u32) -> io::Result<Vec<OwnedFd>> {
         let name = thread?.file_name();
         let thread = name.to_str().and_then(|name| name.parse().ok());
         let thread = Pid::from_raw(thread.ok_or(Errno::ESRCH)?);
-        ptrace::seize(thread, Options::empty())?;
+        seize(thread)?;
         let taken = take(thread, &handle);
         // One that has gone is not traced any more.
         let detached = ptrace::detach(thread, None);
@@ -34,6 +35,17 @@ pub(crate) fn to(process: u32) -> io::Result<Vec<OwnedFd>> {
         detached?;
     }
     Ok(listeners)
+}
+
+/// Without its own filters, which need not let it take one more: a list of what it may call has no seccomp(2) in it.
+fn seize(thread: Pid) -> Result<(), Errno> {
+    // SAFETY: no memory of this process is given to the kernel.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread.as_raw(), 0_usize, SUSPEND_SECCOMP) };
+    match Errno::result(seized) {
+        // Only root of the host may ask for that, behind no filter itself.
+        Err(Errno::EPERM) => ptrace::seize(thread, Options::empty()),
+        seized => seized.map(drop),
+    }
 }
 
 fn take(thread: Pid, process: &OwnedFd) -> io::Result<OwnedFd> {

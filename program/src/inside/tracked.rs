@@ -28,7 +28,7 @@ const SYSCALL: [u8; 2] = [0x0f, 0x05];
 const FLAGS: u64 = libc::O_CLOEXEC as u64 | USER_MODE_ONLY;
 const USER_MODE_ONLY: u64 = 1;
 /// PTRACE_O_SUSPEND_SECCOMP: invariant 2.
-const SUSPEND_SECCOMP: libc::c_ulong = 1 << 21;
+pub(super) const SUSPEND_SECCOMP: libc::c_ulong = 1 << 21;
 
 const API: u64 = 0xaa;
 const FEATURE_WP: u64 = 1;
