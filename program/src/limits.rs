@@ -253,6 +253,30 @@ impl Drop for Group {
     }
 }
 
+/// Removes the groups of daemons that were killed. One that has a process still stays.
+pub fn forget_the_dead() {
+    let read = |file: &str| fs::read_to_string(file).unwrap_or_default();
+    for base in bases(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup")) {
+        forget_below(&base.folder);
+    }
+}
+
+fn forget_below(folder: &Path) {
+    // What cannot be read or removed now is looked at by the next daemon.
+    let Ok(groups) = fs::read_dir(folder) else { return };
+    for group in groups.flatten() {
+        if group.file_name().to_str().is_some_and(is_of_the_dead) {
+            let _ = fs::remove_dir(group.path());
+        }
+    }
+}
+
+fn is_of_the_dead(name: &str) -> bool {
+    let numbers = name.strip_prefix("dunlin-").and_then(|rest| rest.split_once('-'));
+    let numbers = numbers.and_then(|(pid, nth)| Some((pid.parse::<u32>().ok()?, nth.parse::<u64>().ok()?)));
+    numbers.is_some_and(|(pid, _)| !Path::new(&format!("/proc/{pid}")).exists())
+}
+
 /// Removes these, and those that could not be removed before.
 fn sweep(folders: Vec<PathBuf>) {
     let mut left = LEFT.lock();
@@ -403,6 +427,27 @@ mod tests {
         assert_eq!(max, "67108864");
         // No kernel empties this one.
         std::mem::forget(group);
+    }
+
+    #[test]
+    fn groups_of_daemons_that_are_gone_are_removed_and_no_others() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = format!("dunlin-{}-7", std::process::id());
+        // No kernel has a process of that number.
+        let others = [
+            own.as_str(),
+            "dunlin-1-1",
+            "dunlin-x-1",
+            "dunlin-4294967294",
+            "other-4294967294-1",
+        ];
+        for name in others.iter().chain(&["dunlin-4294967294-12"]) {
+            fs::create_dir(folder.path().join(name)).expect("made");
+        }
+        forget_below(folder.path());
+        let left = fs::read_dir(folder.path()).expect("a folder").count();
+        assert_eq!(left, others.len());
+        assert!(!folder.path().join("dunlin-4294967294-12").exists());
     }
 
     #[test]

@@ -31,6 +31,9 @@ use dunlin_fabric::link::Stream;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+/// In the program's: what is carried here.
+pub(super) const FOLDER: &str = "joined";
+
 /// What may be agreed while a copy is on its way.
 const KEPT_BYTES: usize = 64 << 20;
 /// A copy whose primary has gone before the group took it in is kept so long: the entry that takes it in may be on its way.
@@ -84,7 +87,7 @@ impl ProgramLoop {
                 session,
                 link: link.ends(),
                 to_loop: self.inbox.to_loop.clone(),
-                folder: self.folder().join("joined"),
+                folder: self.folder().join(FOLDER),
                 program: self.program.clone(),
                 printed: self.folder().join(super::PRINTED),
                 marks,

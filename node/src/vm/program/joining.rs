@@ -24,6 +24,9 @@ use dunlin_core::program::order::Order;
 use dunlin_program::guard::Place;
 use std::sync::Arc;
 
+/// In the program's: what is carried to the other host.
+pub(super) const FOLDER: &str = "join";
+
 /// What a session for a join says of itself when it connects.
 pub(super) const FOR_A_JOIN: &[u8] = b"join";
 
@@ -90,7 +93,7 @@ impl ProgramLoop {
 
     /// The stream to the other host stands.
     pub(super) fn join_connected(&mut self, link: &SyncLink) {
-        let folder = self.folder().join("join");
+        let folder = self.folder().join(FOLDER);
         let marks = self.marks();
         let (Some(running), Some(join)) = (&self.own.running, &mut self.backup.join) else {
             return;

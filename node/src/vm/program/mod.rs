@@ -62,18 +62,27 @@ use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId};
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::frames::Announcer;
+use dunlin_program::limits;
 use poison::LastInputs;
 pub use preparing::PRINTED;
 use preparing::{RAN, note_that_it_ran};
 use restart::Restart;
 use state::{Backup, Images, Inbox, Network, Own, Past, ProgramLoop, Ready, Role, Shown, TimeAndChance};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// The status is brought up to date at least this often while something happens.
 const SHOW_US: u64 = 20_000;
+
+/// A copy that was on its way when an earlier daemon was killed: all of a program's memory.
+fn forget_what_was_carried(folder: &Path) {
+    for name in [joining::FOLDER, joined::FOLDER] {
+        // What cannot be removed now is removed before the next one.
+        let _ = std::fs::remove_dir_all(folder.join(name));
+    }
+}
 
 impl ProgramLoop {
     /// A loop that is ready to run.
@@ -97,6 +106,8 @@ impl ProgramLoop {
             // Over restarts as well.
             note_that_it_ran(&folder)?;
         }
+        forget_what_was_carried(&folder);
+        limits::forget_the_dead();
         let group = group::open(&host, &config, member.id, members, host.cluster.durability)?;
         let first = config.group[0].member.id;
         let agreement = Agreement::found(&group, &member, first)?;
