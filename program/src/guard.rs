@@ -14,6 +14,7 @@ mod ahead;
 mod areas;
 mod bounded;
 mod criu;
+mod family;
 pub(crate) mod layers;
 mod memory;
 mod pagemap;

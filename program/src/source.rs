@@ -139,7 +139,7 @@ mod tests {
         let whole = device(of_number(7), 20_000);
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("urandom");
-        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRUSR).expect("a pipe");
+        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).expect("a pipe");
         let mut options = std::fs::File::options();
         options.read(true).write(true);
         std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);

@@ -13,9 +13,10 @@
 
 use super::memory::{PAGE_BYTES, Process, Runs};
 use super::pagemap::{Pagemap, Where};
-use super::{GuardError, Place, failed};
+use super::{GuardError, Place, failed, family};
 use crate::inside::FIRST_VISITOR;
 use crate::inside::tracked::Tracked;
+use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -31,6 +32,8 @@ const FIRST: u32 = 2;
 const PIECE_BYTES: usize = 128 << 10;
 /// A thread that waits for a disk stops when it has been served.
 const STILL_WITHIN: Duration = Duration::from_secs(5);
+/// A thread that waits for its child is one that waits for nothing else for so long.
+const AGAIN_AFTER: Duration = Duration::from_millis(20);
 const STEP: &str = "the memory that goes ahead";
 const REST: &str = "the rest of its memory";
 
@@ -82,7 +85,7 @@ impl Place {
         let images = folder.join(BELOW);
         fs::create_dir_all(&images).map_err(failed(STEP))?;
         let mut processes = Vec::new();
-        for process in self.own_processes()? {
+        for process in own(&self.numbers()?) {
             if process.reads_behind().unwrap_or(false) {
                 return Err(GuardError(format!(
                     "{STEP}: the kernel reads for the program while that goes on (io_setup)"
@@ -105,30 +108,45 @@ impl Place {
         Ok(Ahead { folder, processes })
     }
 
-    /// Until all threads of all processes stand still, which were told to.
+    /// Until all threads of all processes stand still, which were told to. One that waits for its child to execute something (vfork) cannot, as
+    /// long as that stands still: both are let run for a moment, again and again.
     ///
     /// # Errors
-    /// Where one does not.
+    /// Where one does not; where CRIU would not take all of them.
     pub(super) fn stands_still(&self) -> Result<Still, GuardError> {
-        let processes = self.own_processes()?;
         let until = Instant::now() + STILL_WITHIN;
+        let mut again = Instant::now() + AGAIN_AFTER;
+        let mut numbers = self.numbers()?;
+        let mut processes = own(&numbers);
         while !processes.iter().all(Process::stands_still) {
-            if Instant::now() > until {
+            let now = Instant::now();
+            if now > until {
                 let within = STILL_WITHIN.as_secs();
                 return Err(GuardError(format!(
                     "stopping the program: it does not stand still within {within} s"
                 )));
             }
+            if now > again && processes.iter().any(Process::cannot_stop) {
+                let told = self
+                    .signal(Signal::SIGCONT)
+                    .and_then(|_| self.signal(Signal::SIGSTOP));
+                told.map_err(failed("stopping the program"))?;
+                again = Instant::now() + AGAIN_AFTER;
+                numbers = self.numbers()?;
+                processes = own(&numbers);
+            }
             std::thread::sleep(Duration::from_micros(100));
         }
+        family::is_whole(&numbers)?;
         Ok(Still(processes))
     }
+}
 
-    fn own_processes(&self) -> Result<Vec<Process>, GuardError> {
-        let all = self.numbers()?.into_iter().filter_map(Process::of);
-        let its = all.filter(|process| (FIRST..FIRST_VISITOR).contains(&process.inside));
-        Ok(its.collect())
-    }
+/// Of these processes the program's.
+fn own(numbers: &[u32]) -> Vec<Process> {
+    let all = numbers.iter().copied().filter_map(Process::of);
+    all.filter(|process| (FIRST..FIRST_VISITOR).contains(&process.inside))
+        .collect()
 }
 
 /// Has the kernel notice who writes to these pages; none where it would not notice all.

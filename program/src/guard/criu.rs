@@ -83,6 +83,7 @@ impl Criu {
     pub fn dump(&self, place: &Place, folder: &Path) -> Result<(), GuardError> {
         // Before CRIU is there, which it would reach.
         stop(place)?;
+        place.stands_still()?;
         let (ours, theirs) = pair()?;
         let mut door = place.door(theirs).map_err(failed(ENTERING))?;
         door.whose = place.whose()?;

@@ -119,12 +119,21 @@ impl Process {
 
     /// Whether all of its threads stand still, or have ended.
     pub(super) fn stands_still(&self) -> bool {
+        self.states().all(|state| matches!(state, 'T' | 't' | 'Z' | 'X'))
+    }
+
+    /// Whether one of its threads waits for what no signal ends: a disk, or its child after vfork.
+    pub(super) fn cannot_stop(&self) -> bool {
+        self.states().any(|state| state == 'D')
+    }
+
+    /// Of its threads; of none where it has gone.
+    fn states(&self) -> impl Iterator<Item = char> {
         let threads = fs::read_dir(format!("/proc/{}/task", self.number));
-        let Ok(threads) = threads else { return true };
-        threads.flatten().all(|thread| {
+        let threads = threads.into_iter().flatten().flatten();
+        threads.filter_map(|thread| {
             let about = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            let state = about.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-            state.is_none_or(|state| matches!(state, 'T' | 't' | 'Z' | 'X'))
+            about.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
         })
     }
 

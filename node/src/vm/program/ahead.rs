@@ -97,16 +97,20 @@ pub(super) fn dump(
     folder: &Path,
 ) -> Result<Dumped, GuardError> {
     let why = match prepared {
-        Prepared::Ahead(ahead, held) => match beside(&ahead, *held, place) {
-            Ok((still, unchanged)) => {
-                return Ok(Dumped::Ahead {
-                    still,
-                    unchanged,
-                    _kept: ahead,
-                });
+        Prepared::Ahead(ahead, held) => {
+            // A program that does not stand still is not taken at all.
+            let still = held.stop(place)?;
+            match beside(&ahead, *held, &still) {
+                Ok(unchanged) => {
+                    return Ok(Dumped::Ahead {
+                        still,
+                        unchanged,
+                        _kept: ahead,
+                    });
+                }
+                Err(why) => why.to_string(),
             }
-            Err(why) => why.to_string(),
-        },
+        }
         Prepared::Whole(why) => why,
     };
     // What the first try has left would be taken for a part of the second one.
@@ -116,16 +120,14 @@ pub(super) fn dump(
 }
 
 /// CRIU's work is not on the memory that is compared.
-fn beside(ahead: &Ahead, held: Held, place: &Place) -> Result<(Still, Unchanged), GuardError> {
-    let still = held.stop(place)?;
+fn beside(ahead: &Ahead, held: Held, still: &Still) -> Result<Unchanged, GuardError> {
     std::thread::scope(|scope| {
-        let comparing = scope.spawn(|| ahead.compare(&still));
+        let comparing = scope.spawn(|| ahead.compare(still));
         let dumped = held.dump();
         let compared = comparing.join();
         dumped?;
         compared.map_err(|_| GuardError::of("the memory that went ahead", &"its comparison has ended"))?
     })
-    .map(|unchanged| (still, unchanged))
 }
 
 impl Dumped {
