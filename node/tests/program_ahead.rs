@@ -154,6 +154,7 @@ fn a_join() {
         let adopted = Adopted {
             neighbours: Vec::new(),
             last_pid: newest.unwrap_or(0),
+            stopped: Vec::new(),
         };
         to.adopt(adopted).expect("it runs");
         for process in processes {
@@ -252,6 +253,7 @@ fn a_join_of_free_addresses() {
     let adopted = Adopted {
         neighbours: Vec::new(),
         last_pid: newest.unwrap_or(0),
+        stopped: Vec::new(),
     };
     to.adopt(adopted).expect("it runs");
     for process in ["parent", "child"] {

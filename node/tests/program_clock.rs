@@ -85,6 +85,7 @@ fn a_clock_is_carried() {
         let adopted = Adopted {
             neighbours: Vec::new(),
             last_pid: newest.unwrap_or(0),
+            stopped: Vec::new(),
         };
         to.adopt(adopted).expect("it runs");
         says(&to, at(200 * number, 1_000 * number));

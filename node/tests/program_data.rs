@@ -156,6 +156,7 @@ fn a_join() {
     let adopted = Adopted {
         neighbours: Vec::new(),
         last_pid: newest.expect("it ran on").unwrap_or(0),
+        stopped: Vec::new(),
     };
     second.adopt(adopted).expect("it runs");
     let until = Instant::now() + BOUND;

@@ -77,6 +77,7 @@ fn a_join() {
         let adopted = Adopted {
             neighbours: Vec::new(),
             last_pid: newest.unwrap_or(0),
+            stopped: Vec::new(),
         };
         to.adopt(adopted).expect("it runs");
         // The first one has run on since; the copy of it has to come further.

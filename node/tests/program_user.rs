@@ -120,6 +120,7 @@ fn bring(
     let adopted = Adopted {
         neighbours: Vec::new(),
         last_pid: newest.unwrap_or(0),
+        stopped: Vec::new(),
     };
     to.adopt(adopted).expect("it runs");
     to

@@ -35,6 +35,7 @@ fn tampering(criu: &Path) -> String {
            echo no cache > /run/criu.kdat
            echo /usr/lib/criu/evil.so > /etc/ld.so.preload
            put /bin/sh
+           sleep 600 & kill -STOP $!
            exec {{kept}}> /kept
            echo before >&$kept
            echo frame > /dev/udp/10.213.21.1/9
@@ -73,6 +74,7 @@ fn a_join() {
     );
 
     let place = Place::of(&first).expect("where it is");
+    let stopped = one_that_is_stopped(&place);
     let bytes = place.bytes().expect("its size");
     // Bash and what it runs, and the files that it has put into its layer.
     assert!((1 << 20..64 << 20).contains(&bytes), "{bytes}");
@@ -82,6 +84,8 @@ fn a_join() {
     held.stop(&place).expect("it stands still");
     let dumped = held.dump();
     guard::resume(&place, &mut |_| {}).expect("it runs on");
+    guard::stop_again(&place, &stopped).expect("stopped again");
+    assert_eq!(one_that_is_stopped(&place), stopped);
     assert_eq!(written(&first, MARKER), None, "this ran outside");
     dumped.expect("a dump without its memory");
     fs::remove_dir_all(folder.path().join("images")).expect("removed");
@@ -104,8 +108,10 @@ fn a_join() {
     let adopted = Adopted {
         neighbours: Vec::new(),
         last_pid: newest.unwrap_or(0),
+        stopped: stopped.clone(),
     };
     second.adopt(adopted).expect("it runs");
+    assert_eq!(one_that_is_stopped(&there), stopped);
     for copy in [&first, &second] {
         assert_eq!(writable(copy), Vec::<String>::new());
     }
@@ -142,6 +148,18 @@ fn writable(copy: &Copy) -> Vec<String> {
     let below_sys = below_sys.filter(|at| at.starts_with("/sys/"));
     let not = wanted.chain(below_sys).filter(|at| !is_read_only(at));
     not.map(str::to_owned).collect()
+}
+
+/// By the number inside of the one that the program has told to stand still, as soon as it alone does.
+fn one_that_is_stopped(place: &Place) -> Vec<u32> {
+    let until = std::time::Instant::now() + BOUND;
+    loop {
+        let stopped = guard::stopped(place).expect("its processes");
+        if stopped.len() == 1 || std::time::Instant::now() > until {
+            return stopped;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// The first one finds no descriptor free.

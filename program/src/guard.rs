@@ -19,12 +19,14 @@ pub(crate) mod layers;
 mod memory;
 mod pagemap;
 mod room;
+mod stopped;
 mod tracking;
 mod whose;
 
 pub use ahead::{Ahead, Left, Still, Unchanged, compose};
 pub use criu::{Criu, Held};
 pub use room::room_for;
+pub use stopped::{stop_again, stopped};
 pub use tracking::{Untracked, tells_what_is_written};
 
 use crate::copy::Copy;

@@ -174,6 +174,9 @@ pub struct Adopted {
     pub neighbours: Vec<(Ipv4Addr, [u8; 6])>,
     /// The newest process id: so that both copies give the next one the same.
     pub last_pid: u32,
+    /// Those that the program itself had told to stand still. A primary of an earlier version does not say it.
+    #[serde(default)]
+    pub stopped: Vec<u32>,
 }
 
 /// Sends a message with descriptors.

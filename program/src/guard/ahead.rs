@@ -143,7 +143,7 @@ impl Place {
 }
 
 /// Of these processes the program's.
-fn own(numbers: &[u32]) -> Vec<Process> {
+pub(super) fn own(numbers: &[u32]) -> Vec<Process> {
     let all = numbers.iter().copied().filter_map(Process::of);
     all.filter(|process| (FIRST..FIRST_VISITOR).contains(&process.inside))
         .collect()

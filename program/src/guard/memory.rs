@@ -122,6 +122,12 @@ impl Process {
         self.states().all(|state| matches!(state, 'T' | 't' | 'Z' | 'X'))
     }
 
+    /// Whether all of its threads were told to stand still, by whomever, and it has not ended.
+    pub(super) fn is_stopped(&self) -> bool {
+        let mut states = self.states().peekable();
+        states.peek().is_some() && states.all(|state| state == 'T')
+    }
+
     /// Whether one of its threads waits for what no signal ends: a disk, or its child after vfork.
     pub(super) fn cannot_stop(&self) -> bool {
         self.states().any(|state| state == 'D')

@@ -99,6 +99,10 @@ pub(super) fn await_copy(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
     judge_all().map_err(failed("what is ended where memory is short"))?;
     // To all but itself.
     nix::sys::signal::kill(Pid::from_raw(-1), Signal::SIGCONT).map_err(failed("letting the copy run"))?;
+    for pid in adopted.stopped.iter().filter(|pid| **pid > 1) {
+        // One that has ended needs it no more.
+        let _ = nix::sys::signal::kill(Pid::from_raw(*pid as i32), Signal::SIGSTOP);
+    }
     send(socket.as_fd(), &Heard::Started, &[]).map_err(failed("the tester's socket"))?;
     collect(PROGRAM, &socket, &mut None)
 }

@@ -134,6 +134,7 @@ impl Carrier {
         }
         // It may have grown meanwhile.
         self.fits()?;
+        let stopped = guard::stopped(&self.place)?;
         let begun = Instant::now();
         let taken = self.take(&criu, prepared, &mut known);
         // Invariant 1.
@@ -149,6 +150,7 @@ impl Carrier {
             }
         };
         let stood_for = begun.elapsed();
+        guard::stop_again(&self.place, &stopped)?;
         let (how, dumped, (about, epoch, connections, order)) = taken?;
         self.tell(JoinStep::RunsOn(Stood {
             how,
@@ -159,6 +161,7 @@ impl Carrier {
         let about = About {
             adopted: Adopted {
                 last_pid,
+                stopped,
                 ..about.adopted
             },
             ..about
@@ -248,6 +251,7 @@ impl Carrier {
             adopted: Adopted {
                 neighbours,
                 last_pid: 0,
+                stopped: Vec::new(),
             },
             one_at_a_time,
         };
