@@ -1,7 +1,7 @@
 //! An image in blocks: which of two hosts' differ, and an image at one moment.
 //!
 //! Decides:    which blocks travel.
-//! Flow:       backup: `hashes` of its image -> primary: `Source::differing`, while the program runs, until little is left -> it stands still,
+//! Flow:       backup: `hashes_from` its image -> primary: `Source::differing`, while the program runs, until little is left -> it stands still,
 //!             `Source::at_rest` -> backup: `Target::write`, then `Target::end`.
 //! Invariants: 1. what `at_rest` yields, over what was sent before, is the image at one moment: nothing was written to the device between its
 //!             first and its last look, or it looks again; 2. (memory) one block at a time, and 16 bytes for each block of the image.
@@ -33,13 +33,32 @@ fn failed(error: impl Into<io::Error>) -> GuardError {
     GuardError::new(format!("the image: {}", error.into()))
 }
 
+/// How many blocks are looked at before the other host hears of it: 256 MiB, which a slow disk reads in seconds.
+pub const PART_BLOCKS: usize = 4096;
+
 /// The hash of each block, in order: 16 bytes for 64 KiB.
 ///
 /// # Errors
 /// Those of the file.
 pub fn hashes(image: &Image) -> Result<Vec<u128>, GuardError> {
-    let mut known = vec![NOTHING; count(&image.file)?];
-    walk(&image.file, &mut known, &mut |_, _| Ok(()))?;
+    let mut known = Vec::new();
+    loop {
+        let part = hashes_from(image, known.len())?;
+        if part.is_empty() {
+            return Ok(known);
+        }
+        known.extend(part);
+    }
+}
+
+/// Those of `PART_BLOCKS` from this one on, or of as many as there are; of none at the end.
+///
+/// # Errors
+/// Those of the file.
+pub fn hashes_from(image: &Image, first: usize) -> Result<Vec<u128>, GuardError> {
+    let left = count(&image.file)?.saturating_sub(first);
+    let mut known = vec![NOTHING; PART_BLOCKS.min(left)];
+    walk(&image.file, first, &mut known, &mut |_, _| Ok(()))?;
     Ok(known)
 }
 
@@ -81,7 +100,20 @@ impl Source {
     /// # Errors
     /// Those of the file, and of `each`.
     pub fn differing(&self, known: &mut [u128], each: Each<'_>) -> Result<u64, GuardError> {
-        walk(&self.file, known, each)
+        walk(&self.file, 0, known, each)
+    }
+
+    /// As `differing`, of those blocks that begin at `first`.
+    ///
+    /// # Errors
+    /// Those.
+    pub fn differing_from(
+        &self,
+        first: usize,
+        known: &mut [u128],
+        each: Each<'_>,
+    ) -> Result<u64, GuardError> {
+        walk(&self.file, first, known, each)
     }
 
     /// As `differing`, of a program that stands still: invariant 1.
@@ -97,7 +129,7 @@ impl Source {
             // SAFETY: the kernel reads one number.
             let _ = unsafe { libc::ioctl(self.mounted.as_raw_fd(), EXT4_IOC_CHECKPOINT, &raw const flags) };
             let before = self.figures.writes().map_err(failed)?;
-            bytes += walk(&self.file, known, each)?;
+            bytes += walk(&self.file, 0, known, each)?;
             if before.is_some() && self.figures.writes().map_err(failed)? == before {
                 return Ok(bytes);
             }
@@ -172,16 +204,16 @@ fn hash_of(block: &[u8]) -> u128 {
     }
 }
 
-/// Holes are not read: an image is as long as its contents.
-fn walk(file: &File, known: &mut [u128], each: Each<'_>) -> Result<u64, GuardError> {
+/// Those from `first` on that `known` is of. Holes are not read: an image is as long as its contents.
+fn walk(file: &File, first: usize, known: &mut [u128], each: Each<'_>) -> Result<u64, GuardError> {
     let mut block = vec![0; BLOCK_BYTES];
     let mut sent = 0;
-    let (mut number, end) = (0, known.len());
+    let (mut number, end) = (first, first + known.len());
     while number < end {
         let data = next_data(file, number)?.unwrap_or(end).min(end);
         // What was there before, and is a hole now.
         block.fill(0);
-        for (at, known) in known.iter_mut().enumerate().take(data).skip(number) {
+        for (at, known) in (first..data).zip(known.iter_mut()).skip(number - first) {
             if *known != NOTHING {
                 *known = NOTHING;
                 each(at as u64, &block)?;
@@ -189,7 +221,7 @@ fn walk(file: &File, known: &mut [u128], each: Each<'_>) -> Result<u64, GuardErr
             }
         }
         number = data;
-        if let Some(known) = known.get_mut(number) {
+        if let Some(known) = known.get_mut(number - first) {
             file.read_exact_at(&mut block, number as u64 * BLOCK_BYTES as u64)
                 .map_err(failed)?;
             let hash = hash_of(&block);

@@ -1,4 +1,4 @@
-use super::blocks::{self, BLOCK_BYTES, Target};
+use super::blocks::{self, BLOCK_BYTES, PART_BLOCKS, Target};
 use super::*;
 use std::os::unix::fs::FileExt;
 
@@ -124,6 +124,46 @@ fn of_two_images_only_the_blocks_that_differ_travel() {
     target.sync().expect("on disk");
     let same = target.end();
     assert_eq!(blocks::hashes(&same).expect("hashes"), known);
+}
+
+#[test]
+fn a_large_image_is_looked_at_in_parts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("large");
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .expect("made");
+    let blocks = 2 * PART_BLOCKS + 16;
+    file.set_len((blocks * BLOCK_BYTES) as u64).expect("sized");
+    // At the edges of parts.
+    let written = [0, PART_BLOCKS - 1, PART_BLOCKS, 2 * PART_BLOCKS, blocks - 1];
+    for block in written {
+        let at = (block * BLOCK_BYTES) as u64;
+        file.write_all_at(&[block as u8 | 1], at).expect("written");
+    }
+    let ours = file.try_clone().expect("a descriptor");
+    let image = Image { file };
+    let known = blocks::hashes(&image).expect("its hashes");
+    assert_eq!(known.len(), blocks);
+    let something = known.iter().enumerate().filter(|(_, hash)| **hash != 0);
+    assert_eq!(something.map(|(block, _)| block).collect::<Vec<_>>(), written);
+    assert!(blocks::hashes_from(&image, blocks).expect("none").is_empty());
+    assert_eq!(blocks::hashes_from(&image, blocks - 3).expect("three").len(), 3);
+    // Nothing is known of the second part.
+    let source = blocks::Source::new(ours, device::Figures::none(), folder_of(folder.path()));
+    let mut of_part = vec![0; PART_BLOCKS];
+    let mut sent = Vec::new();
+    let mut each = |block: u64, _: &[u8]| {
+        sent.push(block as usize);
+        Ok::<_, crate::guard::GuardError>(())
+    };
+    let bytes = source.differing_from(PART_BLOCKS, &mut of_part, &mut each);
+    assert_eq!(bytes.expect("read"), BLOCK_BYTES as u64);
+    assert_eq!(sent, [PART_BLOCKS]);
+    assert_eq!(of_part, known[PART_BLOCKS..2 * PART_BLOCKS]);
 }
 
 fn folder_of(path: &Path) -> OwnedFd {

@@ -122,7 +122,8 @@ impl Carrier {
             compare: Compare::List,
         };
         self.send(&join)?;
-        let mut known = data::hear_room(&self.link, source, ROOM_WITHIN)?;
+        let within = source.map_or(ROOM_WITHIN, |_| data::PIECE_WITHIN);
+        let mut known = data::hear_room(&self.link, source, within)?;
         if let Some(source) = source {
             data::send_ahead(&self.link, source, &mut known)?;
         }

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use dunlin_core::units::{Epoch, Index};
 use dunlin_core::wire::sync::SyncMessage;
-use dunlin_program::data::blocks::{BLOCK_BYTES, Source, Target, hashes};
+use dunlin_program::data::blocks::{BLOCK_BYTES, PART_BLOCKS, Source, Target, hashes_from};
 use dunlin_program::data::mark::Mark;
 use dunlin_program::data::{Data, Image};
 use dunlin_program::guard::GuardError;
@@ -35,7 +35,6 @@ use std::time::Duration;
 const RECORD_BYTES: usize = size_of::<u64>() + BLOCK_BYTES;
 /// Of one message.
 const RECORDS: usize = 16;
-const HASHES: usize = (1 << 20) / size_of::<u128>();
 /// What is left is read while the program stands still: so much is little.
 const LITTLE_BYTES: u64 = 16 << 20;
 /// A program that writes faster than this host sends is never through.
@@ -49,7 +48,7 @@ const LEFT: &str = "data.blocks";
 /// The other host writes what was sent ahead to its disk.
 const ON_DISK_WITHIN: Duration = Duration::from_secs(60);
 /// The next piece of an image, which is read while others wait for the same disk.
-const PIECE_WITHIN: Duration = Duration::from_secs(130);
+pub(super) const PIECE_WITHIN: Duration = Duration::from_secs(130);
 
 /// The image for a copy that begins, marked as a newer life than all before.
 pub(super) fn open(program: &ProgramSpec, marks: &Marks) -> Result<Image, DataError> {
@@ -101,16 +100,19 @@ pub(super) fn send_ahead(link: &Ends, source: &Source, known: &mut [u128]) -> Re
     for _ in 0..PASSES {
         source.sync().map_err(DataError::Image)?;
         let mut message = Vec::with_capacity(RECORDS * RECORD_BYTES);
-        let sent = source.differing(known, &mut |number, bytes| {
-            put(&mut message, number, bytes);
-            if message.len() < RECORDS * RECORD_BYTES {
-                return Ok(());
-            }
-            send(link, std::mem::take(&mut message))
-        });
-        let sent = sent.map_err(DataError::Image)?;
-        if !message.is_empty() {
-            send(link, message).map_err(DataError::Image)?;
+        let (mut sent, mut first) = (0, 0);
+        for part in known.chunks_mut(PART_BLOCKS) {
+            let differing = source.differing_from(first, part, &mut |number, bytes| {
+                put(&mut message, number, bytes);
+                if message.len() < RECORDS * RECORD_BYTES {
+                    return Ok(());
+                }
+                send(link, std::mem::take(&mut message))
+            });
+            sent += differing.map_err(DataError::Image)?;
+            first += part.len();
+            // An empty one as well: the other host hears that this one is at work.
+            send(link, std::mem::take(&mut message)).map_err(DataError::Image)?;
         }
         if sent <= LITTLE_BYTES {
             break;
@@ -172,15 +174,20 @@ pub(super) fn receive_ahead(
     marks: &Marks,
 ) -> Result<Receiving, DataError> {
     let image = marks.data.open(owner(program)?).map_err(DataError::Image)?;
-    let known = hashes(&image).map_err(DataError::Image)?;
-    let target = Target::new(image).map_err(DataError::Image)?;
-    for part in known.chunks(HASHES) {
-        let message = SyncMessage::Hashes {
+    // As they come: to look at a large image takes longer than who waits is patient.
+    let mut first = 0;
+    loop {
+        let hashes = hashes_from(&image, first).map_err(DataError::Image)?;
+        if hashes.is_empty() {
+            break;
+        }
+        first += hashes.len();
+        link.writer.send(&SyncMessage::Hashes {
             epoch: Epoch(0),
-            hashes: part.to_vec(),
-        };
-        link.writer.send(&message)?;
+            hashes,
+        })?;
     }
+    let target = Target::new(image).map_err(DataError::Image)?;
     // Invariant 1.
     marks.change(|mark| Some(Mark { torn: true, ..mark }))?;
     let ready = || link.writer.send(&SyncMessage::JoinReady);

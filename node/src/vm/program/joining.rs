@@ -43,6 +43,8 @@ const QUIET_US: u64 = 3_000_000;
 const WORDS: usize = 2;
 /// The other host makes room, or the program is dumped: who does that has bounds of its own.
 const CARRIED_US: u64 = 240_000_000;
+/// As the first, with an image of its data: each of its pieces has a bound of its own.
+const WITH_DATA_US: u64 = 12 * 3600 * 1_000_000;
 /// The copy runs by then: its clients wait.
 const BROUGHT_US: u64 = 10_000_000;
 /// The group has agreed by then, or will not.
@@ -76,7 +78,7 @@ impl ProgramLoop {
         let join = Join {
             session: 0,
             phase: Phase::Asked,
-            until_us: now_us + CARRIED_US,
+            until_us: now_us + self.asked_us(),
             words,
             epoch: self.net.output.epoch(),
             quiet_at_us: 0,
@@ -88,6 +90,14 @@ impl ProgramLoop {
         self.connect_session(FOR_A_JOIN);
         if let Some(join) = &mut self.backup.join {
             join.session = self.inbox.next_session;
+        }
+    }
+
+    /// How long all may take that goes ahead while the program runs.
+    fn asked_us(&self) -> u64 {
+        match self.program.data {
+            Some(_) => WITH_DATA_US,
+            None => CARRIED_US,
         }
     }
 
