@@ -170,7 +170,12 @@ fn behind(
                 Ok(sample) => Ok(Some(sample.load)),
                 Err(lost) if lost.wrong => Err(anyhow::anyhow!(lost.why)),
                 Err(lost) => {
-                    say(&format!("lost a window of {} {}: {}", case.title(), way.title(), lost.why));
+                    say(&format!(
+                        "lost a window of {} {}: {}",
+                        case.title(),
+                        way.title(),
+                        lost.why
+                    ));
                     Ok(None)
                 }
             }
