@@ -217,7 +217,7 @@ fn joins(
         let (_, backup) = cluster.await_protected(NAME, PATIENCE)?;
         let last = last_joined(cluster, &primary)?.map_or(0, |event| event.time_ms);
         // What it draws is each copy's own; a chance in a thousand that it is the same.
-        ask(cluster, &["SPOP", "set", "10"])?;
+        ask(cluster, &["SPOP", "set"])?;
         let join = tell(joined(cluster, &primary, &backup, last)?, "a difference");
         say(&join.line());
         differed.push(join);

@@ -25,7 +25,8 @@ const IN_A_ROOT: &str = "set -e; own=$1; root=$2; user=$3; shift 3\n\
     mount -n -t overlay -o \"lowerdir=$root,upperdir=$own/upper,workdir=$own/work\" overlay \"$all\"\n\
     mkdir -p \"$all/proc\" \"$all/dev\" \"$all/run\"\n\
     mount -n -t proc proc \"$all/proc\"; mount -n --rbind /dev \"$all/dev\"; mount -n -t tmpfs tmpfs \"$all/run\"\n\
-    exec chroot \"--userspec=$user:$user\" \"$all\" \"$@\"";
+    mount -n -t tmpfs -o mode=1777 tmpfs \"$all/dev/shm\"\n\
+    chroot \"--userspec=$user:$user\" \"$all\" \"$@\"; exit $?";
 
 pub(super) struct Plain {
     server: Child,
@@ -118,6 +119,7 @@ fn command(cluster: &Cluster<'_>, plan: &Plan) -> Result<(Command, Signal)> {
         ])
         .args([path(&own)?, root, user])
         .args(&plan.command);
-    // The namespace's first process dies with whoever made it, and all others with that one.
+    // The namespace's first process, the shell, dies with whoever made it, and all others with that one. The server could not be the first: who
+    // becomes another user is not killed with its parent any more.
     Ok((command, Signal::SIGKILL))
 }
