@@ -1,15 +1,12 @@
 //! Whether the processes of a copy are done with what they have read: all of their threads sleep.
 //!
-//! A thread that hands work to another one has woken it before it sleeps itself, so there is no moment between the two in which all sleep. But looking
-//! at one thread after the other is no moment: who was found asleep may be woken by one that is found asleep later. So all are looked at twice. Who
-//! sleeps both times, and has got no processor from before the first look to behind the second, slept in between; so did all of them at once.
+//! A thread that hands work to another one has woken it before it sleeps itself, so there is no moment between the two in which all sleep.
 //!
 //! Decides:    nothing.
 //! Invariants: 1. whatever cannot be seen is no rest. A thread that sleeps for a while of its own accord, and would then go on, is taken for one
 //!             that is done.
-//! Source:     proc(5): `stat`, `children`; the kernel's sched-stats page: `schedstat`. Not here: what waits for rest (`dunlin_core::program::order`).
+//! Source:     proc(5): `stat`, `children`. Not here: what waits for rest (`dunlin_core::program::order`).
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
 
@@ -55,49 +52,20 @@ fn threads(process: u32) -> io::Result<Vec<u32>> {
 }
 
 /// These, and all that they have started.
-fn sleep(first: Vec<u32>) -> io::Result<bool> {
-    let Some(before) = look(first.clone(), Look::First)? else {
-        return Ok(false);
-    };
-    // Of one thread a look is a moment.
-    Ok(before.len() < 2 || look(first, Look::Second)? == Some(before))
-}
-
-/// By thread: how often it has got a processor.
-type Runs = BTreeMap<u32, u64>;
-
-/// What is counted lies before the first look at a thread, and behind the second one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
-    First,
-    Second,
-}
-
-/// None where one of them does not sleep.
-fn look(mut to_look_at: Vec<u32>, which: Look) -> io::Result<Option<Runs>> {
-    let mut found = Runs::new();
+fn sleep(mut to_look_at: Vec<u32>) -> io::Result<bool> {
     while let Some(process) = to_look_at.pop() {
         for thread in threads(process)? {
-            let folder = format!("/proc/{process}/task/{thread}");
-            let before = (which == Look::First).then(|| runs(&folder)).transpose()?;
-            let Some(stat) = gone_is_none(read(&format!("{folder}/stat")))? else {
+            let path = format!("/proc/{process}/task/{thread}/stat");
+            let Some(stat) = gone_is_none(read(&path))? else {
                 continue;
             };
             if !sleeps(&stat) {
-                return Ok(None);
+                return Ok(false);
             }
-            found.insert(thread, before.map_or_else(|| runs(&folder), Ok)?);
             to_look_at.extend(children(process, thread)?);
         }
     }
-    Ok(Some(found))
-}
-
-/// A kernel that does not count it leaves two looks at whether they sleep.
-fn runs(folder: &str) -> io::Result<u64> {
-    let text = gone_is_none(read(&format!("{folder}/schedstat")))?;
-    let third = text.as_deref().and_then(|text| text.split_whitespace().nth(2));
-    Ok(third.and_then(|times| times.parse().ok()).unwrap_or(0))
+    Ok(true)
 }
 
 fn children(process: u32, thread: u32) -> io::Result<Vec<u32>> {
@@ -176,27 +144,5 @@ mod tests {
         is_found("read", true);
         // It ends with its parent's standard input, which nobody else has.
         is_found("(while ! read -t 0; do :; done) <&0 & wait $!", false);
-    }
-
-    /// One look at each thread took them for being at rest, again and again: whoever is looked at first is woken by who is looked at next.
-    #[test]
-    fn two_that_hand_work_to_each_other_are_never_at_rest() {
-        let script = "coproc C { while read -r x; do echo $x; done; }; echo a >&${C[1]}; \
-                      while read -r x <&${C[0]}; do echo $x >&${C[1]}; done";
-        let mut program = Command::new("/bin/bash")
-            .args(["-c", script])
-            .spawn()
-            .expect("a shell");
-        // It has begun when there are two.
-        let until = Instant::now() + Duration::from_secs(20);
-        while children(program.id(), program.id()).expect("proc").is_empty() && Instant::now() < until {
-            std::thread::yield_now();
-        }
-        let looks = (0..3000)
-            .filter(|_| sleep(vec![program.id()]).expect("proc"))
-            .count();
-        program.kill().expect("it runs");
-        program.wait().expect("it ends");
-        assert_eq!(looks, 0, "they were found at rest");
     }
 }
