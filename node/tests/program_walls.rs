@@ -129,10 +129,7 @@ fn writable(copy: &Copy) -> Vec<String> {
     let first = children.trim();
     let mounts = fs::read_to_string(format!("/proc/{first}/mountinfo")).expect("its mounts");
     let is_read_only = |at: &str| {
-        let last = mounts
-            .lines()
-            .filter(|line| line.split(' ').nth(4) == Some(at))
-            .last();
+        let last = mounts.lines().rfind(|line| line.split(' ').nth(4) == Some(at));
         let options = last.and_then(|line| line.split(' ').nth(5)).unwrap_or("none");
         options.split(',').any(|option| option == "ro")
     };

@@ -113,7 +113,7 @@ mod tests {
         ];
         assert_eq!(astray(family.to_vec()), None);
         let daemon = member(8, 1, 7);
-        let found = astray([&family[..], &[daemon.clone()]].concat());
+        let found = astray([&family[..], std::slice::from_ref(&daemon)].concat());
         assert_eq!(found, Some(daemon.clone()));
         let its_child = member(9, 8, 7);
         assert!(astray([&family[..], &[daemon.clone(), its_child]].concat()).is_some());
