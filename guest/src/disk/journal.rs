@@ -18,6 +18,7 @@ use dunlin_core::{
 use std::{
     fs::{File, OpenOptions},
     io,
+    ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
@@ -31,8 +32,6 @@ const MAGIC: u32 = 0x4a4e_4c31;
 const HEAD_BYTES: usize = 80;
 const RUN_BYTES: usize = 24;
 const CHUNK_BYTES: usize = 1 << 20;
-/// No record is longer: twice what a backup may ever hold.
-const MOST_BODY_BYTES: u64 = 4 << 30;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
@@ -210,7 +209,7 @@ impl Journal {
             _ => return Ok(None),
         };
         let start = self.at + HEAD_BYTES as u64;
-        let fits = body <= MOST_BODY_BYTES && start + body <= len;
+        let fits = fits(start, body, len);
         let count = runs
             .checked_add(old)
             .filter(|count| *count <= body / RUN_BYTES as u64);
@@ -220,15 +219,10 @@ impl Journal {
         ) else {
             return Ok(None);
         };
-        let mut bytes = vec![0; body as usize];
-        self.file.read_exact_at(&mut bytes, start)?;
-        let mut hash = Xxh3::new();
-        hash.update(&bytes);
-        hash.update(&head[..64]);
-        if hash.digest128().to_le_bytes() != head[64..80] {
+        if self.checksum(start..start + body, &head)?.to_le_bytes() != head[64..80] {
             return Ok(None);
         }
-        let bytes = Bytes::from(bytes);
+        let bytes = Bytes::from(self.read(start, body)?);
         let mut at = count as usize * RUN_BYTES;
         let mut all = Vec::with_capacity(count as usize);
         for run in bytes[..at].chunks_exact(RUN_BYTES) {
@@ -254,6 +248,44 @@ impl Journal {
             old,
         }))
     }
+
+    /// Over a body and its head. It takes no memory to find out that a length is none of a record's.
+    fn checksum(&self, body: Range<u64>, head: &[u8; HEAD_BYTES]) -> io::Result<u128> {
+        let mut hash = Xxh3::new();
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut at = body.start;
+        while at < body.end {
+            let len = (body.end - at).min(CHUNK_BYTES as u64) as usize;
+            self.file.read_exact_at(&mut chunk[..len], at)?;
+            hash.update(&chunk[..len]);
+            at += len as u64;
+        }
+        hash.update(&head[..64]);
+        Ok(hash.digest128())
+    }
+
+    /// A body that counts. A host without so much memory says so: the image is torn until it is repeated.
+    fn read(&self, start: u64, body: u64) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let reserved = bytes.try_reserve_exact(body as usize);
+        reserved.map_err(|_| {
+            let (path, mib) = (self.path.display(), body >> 20);
+            words::sentence(
+                io::ErrorKind::OutOfMemory,
+                format!(
+                    "reading a sync of {mib} MiB in {path} takes more memory than this host has: free as much"
+                ),
+            )
+        })?;
+        bytes.resize(body as usize, 0);
+        self.file.read_exact_at(&mut bytes, start)?;
+        Ok(bytes)
+    }
+}
+
+/// Whether a record's body may be there. No other bound: how much one commit may carry is for `append`'s callers, and what was appended is read.
+fn fits(start: u64, body: u64, len: u64) -> bool {
+    start.checked_add(body).is_some_and(|end| end <= len)
 }
 
 /// A journal that was longer is cut to this when it starts again.
@@ -312,3 +344,6 @@ pub(super) fn replay(
     }
     Ok(done)
 }
+
+#[cfg(test)]
+mod tests;
