@@ -411,3 +411,33 @@ fn a_copy_while_the_guest_writes_ends_and_is_right() {
         );
     }
 }
+
+/// Whoever waits for the copy gives it up when it hears nothing for 20 s, and `copy_mib_per_s = 1` of many disks is less than that for one extent.
+#[test]
+fn a_copy_that_is_to_take_long_says_that_it_gets_on() {
+    let dir = Dir::new("paced");
+    let open = |name| Host::open(&dir.0, name, 2, Storage::Gannet, Limits::default());
+    let (primary, backup) = (open("a"), open("b"));
+    primary.disk.start_alone(Term(1)).unwrap();
+    (0..2).for_each(|extent| primary.write(extent * MIB, 7, 4096));
+    let paced = AttachOptions {
+        copy_bytes_per_s: MIB / 2,
+        ..AttachOptions::default()
+    };
+    let (left, right) = UnixStream::pair().unwrap();
+    backup
+        .disk
+        .start_backup(MirrorStream::from_unix(right).unwrap())
+        .unwrap();
+    primary
+        .disk
+        .attach_backup(MirrorStream::from_unix(left).unwrap(), paced)
+        .unwrap();
+    let told = std::cell::Cell::new(0);
+    primary.wait(|event| {
+        told.set(told.get() + u32::from(matches!(event, DiskEvent::CopyProgress { .. })));
+        *event == DiskEvent::Copied
+    });
+    // Two seconds for each extent.
+    assert!(told.get() >= 2, "{}", told.get());
+}

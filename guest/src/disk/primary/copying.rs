@@ -17,6 +17,8 @@ const WINDOW: usize = 8;
 pub(super) const MOST_ANSWERS: usize = WINDOW;
 /// How often a copier that waits for an answer looks whether the peer is still there.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// A copy that gets on, or waits because it is to take so long, says so as often: whoever waits for it knows by that alone that it is not stuck.
+const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// Where, and the hash of what the peer has there.
 pub(super) type Answer = (u64, Bytes);
@@ -58,6 +60,8 @@ pub(super) struct Copier<'a> {
     asked: BTreeMap<u64, Asked>,
     likeness: Likeness,
     alike_bytes: u64,
+    /// When it was last said how far it is.
+    told: Instant,
 }
 
 impl<'a> Copier<'a> {
@@ -83,6 +87,7 @@ impl<'a> Copier<'a> {
             asked: BTreeMap::new(),
             likeness: Likeness::default(),
             alike_bytes: 0,
+            told: Instant::now(),
         }
     }
 
@@ -102,7 +107,7 @@ impl<'a> Copier<'a> {
                 Step::Await => self.take_answer(),
             };
             match done {
-                Ok(read) if self.pace.after(read, self.link) => return,
+                Ok(read) if self.wait_after(read) => return,
                 Ok(_) => {}
                 Err(error) => return self.primary.lost(self.link, &error.to_string()),
             }
@@ -138,14 +143,40 @@ impl<'a> Copier<'a> {
         };
         let left = copying.left.len();
         drop(state);
-        if left.is_multiple_of(16) {
-            self.primary.shared.event(DiskEvent::CopyProgress {
-                done_bytes: self.total.saturating_sub(left) * EXTENT_BYTES,
-                total_bytes: self.total * EXTENT_BYTES,
-            });
+        if left.is_multiple_of(16) || self.told.elapsed() >= TELL_EVERY {
+            self.tell(left);
         }
         self.from = extent + 1;
         Step::Extent(extent)
+    }
+
+    fn tell(&mut self, left: u64) {
+        self.told = Instant::now();
+        self.primary.shared.event(DiskEvent::CopyProgress {
+            done_bytes: self.total.saturating_sub(left) * EXTENT_BYTES,
+            total_bytes: self.total * EXTENT_BYTES,
+        });
+    }
+
+    /// Waits as long as the limit asks; says whether the link was closed meanwhile. One extent may take a minute (1 MiB/s for 64 disks).
+    fn wait_after(&mut self, read: u64) -> bool {
+        self.pace.sent += read;
+        loop {
+            let due = self.pace.due();
+            if self.link.wait_closed(due.min(TELL_EVERY)) {
+                return true;
+            }
+            if due <= TELL_EVERY {
+                return false;
+            }
+            let left = {
+                let state = self.primary.lock();
+                let copying = state.peer.as_ref().and_then(|peer| peer.copying.as_ref());
+                copying.map(|copying| copying.left.len())
+            };
+            let Some(left) = left else { return false };
+            self.tell(left);
+        }
     }
 
     fn range(&self, extent: u64) -> Range<u64> {
@@ -288,13 +319,12 @@ struct Pace {
 }
 
 impl Pace {
-    /// Waits as long as the limit asks; says whether the link was closed meanwhile.
-    fn after(&mut self, bytes: u64, link: &Link) -> bool {
-        self.sent += bytes;
+    /// How long from now on nothing more is to be sent.
+    fn due(&self) -> Duration {
         if self.bytes_per_s == 0 {
-            return link.closed().is_some();
+            return Duration::ZERO;
         }
         let due = Duration::from_secs_f64(self.sent as f64 / self.bytes_per_s as f64);
-        link.wait_closed(due.saturating_sub(self.started.elapsed()))
+        due.saturating_sub(self.started.elapsed())
     }
 }
