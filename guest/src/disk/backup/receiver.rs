@@ -92,6 +92,21 @@ pub(super) fn cannot_be(what: &'static str) -> impl FnOnce(io::Error) -> FollowE
     move |error| FollowError::Disk { what, error }
 }
 
+/// What this host says of itself. More extents than one frame of `most_bytes` may name are said by no pair at all: the primary then goes
+/// through the whole disk, and sends what differs.
+fn welcome(mut ours: Hello, extents: &ExtentSet, most_bytes: u64) -> Vec<u8> {
+    let bytes = Hello::BYTES as u64 + extents.len() * 8;
+    if bytes > most_bytes {
+        ours.pair = [0; 16];
+        return ours.encode();
+    }
+    let mut welcome = ours.encode();
+    extents
+        .iter()
+        .for_each(|extent| welcome.extend(extent.to_le_bytes()));
+    welcome
+}
+
 impl Backup {
     pub(super) fn run(&self, link: &Arc<Link>, mut reader: Box<dyn io::Read + Send>) {
         let reason = match self.receive_all(link, &mut *reader) {
@@ -182,10 +197,7 @@ impl Backup {
             link.push(Frame::Refuse, error.to_string().into());
             return Err(error);
         }
-        let mut welcome = ours.encode();
-        for extent in self.shared.dirty.all().iter() {
-            welcome.extend(extent.to_le_bytes());
-        }
+        let welcome = welcome(ours, &self.shared.dirty.all(), MOST_PAYLOAD_BYTES);
         {
             let mut state = self.lock();
             state.storage = storage;
@@ -325,3 +337,6 @@ impl Backup {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
