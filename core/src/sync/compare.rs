@@ -64,6 +64,12 @@ pub fn hash_block(block: &[u8]) -> u128 {
     xxhash_rust::xxh3::xxh3_128(block)
 }
 
+/// The hash of a page of zeros, where pages are hashed whole.
+#[must_use]
+pub fn hash_of_zeros() -> u128 {
+    xxhash_rust::xxh3::xxh3_128(&[0; PAGE_BYTES])
+}
+
 /// Appends the hashes of `page`'s blocks.
 pub fn hash_page(page: &[u8], out: &mut Vec<u128>) {
     assert_eq!(page.len(), PAGE_BYTES, "a page is hashed whole");

@@ -12,6 +12,7 @@ use dunlin_core::replica::sync::bugs::Bugs;
 use dunlin_core::replica::sync::primary::{Effect, Order, Report, Word};
 use dunlin_core::replica::sync::{Answer, Event};
 use dunlin_core::sync::compare::DivergentPage;
+use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::units::Epoch;
 use dunlin_core::wire::sync::SyncMessage;
 
@@ -50,6 +51,18 @@ impl PrimaryLoop {
 }
 
 impl World {
+    fn send_pages(&mut self, pages: &PageSet, contents: Vec<u64>) {
+        let whole = |(page, content)| {
+            let at = DivergentPage {
+                page,
+                blocks: u16::MAX,
+            };
+            delta(at, content)
+        };
+        let deltas = pages.pages().zip(contents).map(whole).collect();
+        self.send_to_backup(SyncMessage::Pages(deltas));
+    }
+
     /// One turn of the primary's session: an effect, or an event.
     pub(super) fn primary_turn(&mut self) {
         let now_us = self.now_us;
@@ -89,17 +102,10 @@ impl World {
             Effect::HashPages(pages) => return Some(Answer::PagesHashed(self.a.vm.page_hashes(&pages))),
             Effect::Scan => return Some(Answer::Scanned(self.a.vm.scan())),
             Effect::SendPages(pages) => {
-                let whole = |(page, content)| {
-                    let at = DivergentPage {
-                        page,
-                        blocks: u16::MAX,
-                    };
-                    delta(at, content)
-                };
                 let contents = self.a.vm.copy(&pages);
-                let deltas = pages.pages().zip(contents).map(whole).collect();
-                self.send_to_backup(SyncMessage::Pages(deltas));
+                self.send_pages(&pages, contents);
             }
+            Effect::SendZeros(pages) => self.send_pages(&pages, vec![0; pages.len()]),
             Effect::Stop => self.a.vm.runs = false,
             Effect::Save { .. } => self.a.saved = self.a.vm.devices.save(),
             Effect::MarkDisks(epoch) => self.mirror(Mirrored::Mark(epoch)),

@@ -5,7 +5,7 @@
 
 use crate::random::Random;
 use bytes::Bytes;
-use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage};
+use dunlin_core::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, DivergentPage, hash_of_zeros};
 use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
 use std::collections::BTreeSet;
@@ -118,7 +118,11 @@ impl Vm {
     /// A hash for each of these pages.
     #[must_use]
     pub fn page_hashes(&self, pages: &PageSet) -> Vec<u128> {
-        self.copy(pages).into_iter().map(u128::from).collect()
+        let hash = |content| match content {
+            0 => hash_of_zeros(),
+            other => u128::from(other),
+        };
+        self.copy(pages).into_iter().map(hash).collect()
     }
 
     /// It takes an input; what it says to that. `whim` is 0 where it does as its copy does.

@@ -151,6 +151,7 @@ impl Driver<primary::Primary> for Worker {
             Effect::SendPages(pages) => {
                 self.send_pages(&pages)?;
             }
+            Effect::SendZeros(pages) => self.send_zeros(&pages)?,
             Effect::Progress { sent, total } => {
                 let bytes = |pages: usize| (pages * PAGE_BYTES) as u64;
                 self.report_copied("memory to the backup", bytes(sent), bytes(total));
@@ -239,16 +240,18 @@ impl Worker {
 
     fn send_pages(&mut self, pages: &PageSet) -> Result<(), Broken> {
         let copy = self.copies.copy(self.its.machine.qemu.memory(), pages);
-        let whole = |(i, page): (usize, u32)| PageDelta {
-            at: DivergentPage {
-                page,
-                blocks: u16::MAX,
-            },
-            bytes: copy.slice(i * PAGE_BYTES..(i + 1) * PAGE_BYTES),
-        };
-        let whole = pages.pages().enumerate().map(whole).collect();
+        let of = |(i, page): (usize, u32)| whole(page, copy.slice(i * PAGE_BYTES..(i + 1) * PAGE_BYTES));
+        let whole = pages.pages().enumerate().map(of).collect();
         self.its.link.send(&SyncMessage::Pages(whole))?;
         self.copies.take_back(copy);
+        Ok(())
+    }
+
+    /// A page that the guest has never used is made by whoever reads it.
+    fn send_zeros(&self, pages: &PageSet) -> Result<(), Broken> {
+        let zeros = |page| whole(page, Bytes::from_static(&[0; PAGE_BYTES]));
+        let whole = pages.pages().map(zeros).collect();
+        self.its.link.send(&SyncMessage::Pages(whole))?;
         Ok(())
     }
 
@@ -449,6 +452,15 @@ impl Primary {
             total,
         });
     }
+}
+
+/// A page in all its blocks.
+fn whole(page: u32, bytes: Bytes) -> PageDelta {
+    let at = DivergentPage {
+        page,
+        blocks: u16::MAX,
+    };
+    PageDelta { at, bytes }
 }
 
 fn with_counts(figures: SyncFigures, counts: &Counts) -> SyncFigures {

@@ -6,11 +6,14 @@
 //! Invariants:
 //! 1. A page is hashed here after the marks of written pages were cleared: one that is written afterwards is in a later round, whatever
 //!    its hash was.
-//! 2. What the backup holds and the guest has never used is sent as well: it reads as zeros here.
+//! 2. What the backup holds and the guest has never used is zeros here, and is not looked at, which would make it: unless that is what the
+//!    backup holds, it is sent as zeros.
 //! 3. What a backup says takes no more memory here than a sync may; the backup says no more than that (`SendHeld`).
 
+use super::join::PAGES_PER_MESSAGE;
 use super::{Bug, Effect, Next, PageSet, Primary, Report, Setup, State};
 use crate::replica::sync::{PAGES_AT_ONCE, SessionError};
+use crate::sync::compare::hash_of_zeros;
 use crate::wire::sync::parts::BadPart;
 use std::collections::VecDeque;
 
@@ -71,6 +74,8 @@ pub(super) struct Likening {
     missing: PageSet,
     looked_at: usize,
     equal: usize,
+    /// What a page hashes to that the guest has never used.
+    zeros: u128,
 }
 
 impl Likening {
@@ -82,6 +87,7 @@ impl Likening {
             missing,
             looked_at: 0,
             equal: 0,
+            zeros: hash_of_zeros(),
         }
     }
 
@@ -117,18 +123,21 @@ impl Primary {
         let part = likening.held.parts.pop_front().expect("a part was hashed");
         let used = likening.used(&part);
         let mut known = used.pages().zip(ours).peekable();
+        let zeros = likening.zeros;
         let differs = |&(page, theirs): &(u32, u128)| {
             let here = known.next_if(|(here, _)| *here == page);
-            here.is_none_or(|(_, ours)| *ours != theirs) && !self.bugs.has(Bug::TrustsWhatIsHeld)
+            here.map_or(zeros, |(_, ours)| *ours) != theirs && !self.bugs.has(Bug::TrustsWhatIsHeld)
         };
         let held = part.pages.pages().zip(part.hashes.iter().copied());
         let differing = PageSet::from_runs(held.filter(differs).map(|(page, _)| (page, 1)));
+        let unused = differing.minus(&used);
         likening.looked_at += part.pages.len();
         likening.equal += part.pages.len() - differing.len();
         match differing.is_empty() {
             true => effects.push(Effect::SendPages(differing)),
-            false => Self::send_pages(&differing, effects),
+            false => Self::send_pages(&differing.minus(&unused), effects),
         }
+        effects.extend(unused.parts(PAGES_PER_MESSAGE).map(Effect::SendZeros));
         effects.push(Effect::Progress {
             sent: likening.looked_at,
             total: likening.held.pages + likening.missing.len(),

@@ -8,7 +8,7 @@ use crate::wire::sync::SyncMessage;
 const REST_PAGES: usize = 2048;
 const ROUNDS: usize = 12;
 /// Pages in one message: 1 MiB.
-const PAGES_PER_MESSAGE: u32 = 256;
+pub(super) const PAGES_PER_MESSAGE: u32 = 256;
 
 /// A round of the copy.
 #[derive(Debug)]

@@ -55,6 +55,8 @@ pub enum Effect {
     HashPages(PageSet),
     /// Sends these pages as they are, for a VM that does not run yet.
     SendPages(PageSet),
+    /// Sends these pages as zeros, without looking at them: the guest had never used them after the marks were cleared.
+    SendZeros(PageSet),
     /// So many of so many pages of a join are sent, or were there already.
     Progress {
         /// So far.

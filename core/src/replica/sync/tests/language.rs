@@ -4,7 +4,7 @@ use super::{BackupEvent, PrimaryEvent};
 use crate::policy::Mode;
 use crate::replica::sync::{Answer, Event, UnfitState, backup, primary};
 use crate::sync::compare::tree::Walk;
-use crate::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, Compare, DivergentPage};
+use crate::sync::compare::{BLOCK_BYTES, BLOCKS_PER_PAGE, Compare, DivergentPage, hash_of_zeros};
 use crate::sync::dirty::PageSet;
 use crate::sync::staging::PageDelta;
 use crate::units::{Epoch, Term};
@@ -83,9 +83,17 @@ impl<'a> Words<'a> {
             .collect()
     }
 
-    /// `of=a,a,b`: what each page holds, a hash for each.
+    /// `of=a,a,0`: what each page holds, a hash for each; 0 for zeros.
     fn page_hashes(&self) -> Vec<u128> {
-        self.hashes().into_iter().step_by(BLOCKS_PER_PAGE).collect()
+        let hash = |hash| match hash == u128::from(b'0') {
+            true => hash_of_zeros(),
+            false => hash,
+        };
+        self.hashes()
+            .into_iter()
+            .step_by(BLOCKS_PER_PAGE)
+            .map(hash)
+            .collect()
     }
 
     fn deltas(&self) -> Vec<PageDelta> {
@@ -387,6 +395,7 @@ impl Render for primary::Effect {
             Self::Send(sent) => format!("send {}", message(sent)),
             Self::HashPages(set) => format!("hash-pages {}", pages(set)),
             Self::SendPages(set) => format!("send-pages {}", pages(set)),
+            Self::SendZeros(set) => format!("send-zeros {}", pages(set)),
             Self::Copy(set) => format!("copy {}", pages(set)),
             Self::MarkDisks(epoch) => format!("mark-disks epoch={}", epoch.0),
             Self::SendDeltas {
