@@ -62,7 +62,10 @@ fn route(daemon: &Arc<Daemon>, hello: Hello, stream: Stream) {
     }
     let daemon = daemon.clone();
     let work = move || match hello.purpose {
-        Purpose::Checkpoint => receive_checkpoint(&daemon.host.held_memory, &hello, stream),
+        Purpose::Checkpoint => {
+            let has_part = |vm: &str| daemon.vms().contains_key(vm);
+            receive_checkpoint(&daemon.host.held_memory, &hello, stream, &has_part);
+        }
         _ => serve(&daemon, &hello, stream),
     };
     if let Err(error) = std::thread::Builder::new()

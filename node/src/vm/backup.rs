@@ -93,10 +93,14 @@ impl VmLoop {
             // The primary tries again.
             return refuse(stream, &why);
         }
-        if stream.spoken().version < HOLDS_SINCE {
-            // Whoever is not told what is here counts on nothing being here.
-            self.host.held_memory.forget(&self.config.name);
-        }
+        // Whoever is not told what is here counts on nothing being here, also of what a feeder brings right now.
+        let held = match stream.spoken().version >= HOLDS_SINCE {
+            true => self.host.held_memory.take(&self.config.name),
+            false => {
+                self.host.held_memory.forget(&self.config.name);
+                None
+            }
+        };
         let session = self.new_session();
         self.agreement.leadership.joins();
         self.role = Role::Backup(BackupRole {
@@ -115,7 +119,7 @@ impl VmLoop {
             idle_look_us: 0,
             take_over: None,
         });
-        self.start_machine(session, Start::Incoming);
+        self.start_machine(session, Start::Incoming, held);
     }
 
     /// The primary mirrors a disk to this host. A thread's own: the disk takes a role when no request of the VM is under way, and one

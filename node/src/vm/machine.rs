@@ -5,6 +5,7 @@
 
 use super::disks::{Disks, DisksError};
 use super::fault_at::FaultAt;
+use super::held_memory::Taken;
 use super::nics::{FramePorts, NicsError};
 use super::remains::{Remain, StillThere};
 use super::shared::Shared;
@@ -14,7 +15,6 @@ use dunlin_core::units::Term;
 use dunlin_guest::colo::Colo;
 use dunlin_guest::disk::{DiskError, DiskEvent};
 use dunlin_guest::frames::FramePort;
-use dunlin_guest::memory::RamFile;
 use dunlin_guest::qemu::StartError;
 use dunlin_guest::{Ports, Qemu, Start};
 use dunlin_speculation::{Sockets, SocketsError};
@@ -107,21 +107,18 @@ pub struct Started {
 
 impl Machine {
     /// Starts QEMU when the last one has ended (invariant 2); blocks for some 100 ms. `state` is this host's folder, and `tell`
-    /// hears what happens to which disk. `held` is what this host holds of the VM's memory.
+    /// hears what happens to which disk. `held` is what this host holds of the VM's memory: taken only when QEMU gets it.
     pub fn start(
         config: &VmConfig,
         start: Start,
         term: Term,
         state: &Path,
         shared: &Shared,
-        held: Option<RamFile>,
+        held: &mut Option<Taken>,
         tell: impl Fn(usize, DiskEvent) + Clone + Send + Sync + 'static,
     ) -> Result<Started, MachineError> {
         let remain = shared.remains.begin()?;
-        let mut ports = Ports {
-            ram: held,
-            ..Ports::default()
-        };
+        let mut ports = Ports::default();
         let mut frames = Vec::new();
         for _ in &config.spec.nics {
             let (ours, theirs) = FramePort::pair(config.spec.nic_backend).map_err(MachineError::Nic)?;
@@ -136,6 +133,7 @@ impl Machine {
         if start == Start::Boot {
             disks.start_alone(term)?;
         }
+        ports.ram = held.take().map(Taken::into_ram);
         let mut qemu = Qemu::start(&config.spec, start, ports)?;
         let colo = qemu.take_colo();
         let sockets = match config.speculative {

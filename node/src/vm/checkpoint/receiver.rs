@@ -1,7 +1,7 @@
 //! The standby's side: holds what it is sent.
 
 use super::{PATIENCE, Terms, send};
-use crate::vm::held_memory::{HeldMemory, Number, TooManyVms};
+use crate::vm::held_memory::{self, HeldMemory, LEFT_ALONE_BYTES, Number};
 use crate::vm::session::Broken;
 use crate::vm::session::reader::Reader;
 use dunlin_core::replica::sync::PAGES_AT_ONCE;
@@ -14,25 +14,22 @@ use dunlin_guest::memory::RamFile;
 use dunlin_guest::probe::memory_available_bytes;
 use std::io;
 
-/// So much of what a host could still give is left alone.
-const LEFT_ALONE_BYTES: u64 = 256 << 20;
-
 /// Why a host does not hold a VM's memory.
 #[derive(Debug, thiserror::Error)]
 enum NotHeld {
-    #[error("memory for a checkpoint: {0}")]
-    Memory(#[from] io::Error),
+    #[error("it has a part in the VM itself")]
+    HasPart,
     #[error(
         "no room for a checkpoint: {available_mib} MiB of memory are available, {needed_mib} MiB are needed"
     )]
     NoRoom { available_mib: u64, needed_mib: u64 },
     #[error(transparent)]
-    TooManyVms(#[from] TooManyVms),
+    None(#[from] held_memory::NotHeld),
 }
 
-/// Until the stream ends, or what was held of the VM has become a VM's.
-pub fn receive(held: &HeldMemory, hello: &Hello, stream: Stream) {
-    if let Err(Broken(why)) = receive_all(held, hello, stream) {
+/// Until the stream ends, or what was held of the VM has become a VM's. `has_part` says whether this host has a part in a VM.
+pub fn receive(held: &HeldMemory, hello: &Hello, stream: Stream, has_part: &dyn Fn(&str) -> bool) {
+    if let Err(Broken(why)) = receive_all(held, hello, stream, has_part) {
         tracing::info!(
             vm = hello.vm,
             from = hello.from,
@@ -41,7 +38,12 @@ pub fn receive(held: &HeldMemory, hello: &Hello, stream: Stream) {
     }
 }
 
-fn receive_all(held: &HeldMemory, hello: &Hello, stream: Stream) -> Result<(), Broken> {
+fn receive_all(
+    held: &HeldMemory,
+    hello: &Hello,
+    stream: Stream,
+    has_part: &dyn Fn(&str) -> bool,
+) -> Result<(), Broken> {
     let broken = |error: io::Error| Broken::new("the checkpoint's stream", error);
     let terms = Terms::decode(&hello.extra).ok_or_else(|| Broken("it does not say for how long".into()))?;
     // A round takes as long as it takes, but it says something in that time.
@@ -53,7 +55,7 @@ fn receive_all(held: &HeldMemory, hello: &Hello, stream: Stream) -> Result<(), B
     let SyncMessage::Join { pages, .. } = reader.wait()? else {
         return Err(Broken("it begins otherwise".into()));
     };
-    let (ram, number) = match begin(held, &hello.vm, u64::from(pages), terms) {
+    let (ram, number) = match begin(held, &hello.vm, u64::from(pages), terms, has_part) {
         Ok(begun) => begun,
         Err(why) => {
             let why = why.to_string();
@@ -67,7 +69,11 @@ fn receive_all(held: &HeldMemory, hello: &Hello, stream: Stream) -> Result<(), B
     loop {
         match reader.wait()? {
             SyncMessage::Pages(deltas) => write(held, hello, number, terms, pages, &deltas)?,
-            SyncMessage::JoinLast { epoch } => send(&mut writer, &SyncMessage::Staged { epoch })?,
+            SyncMessage::JoinLast { epoch } => {
+                // A round in which nothing has changed is one, too.
+                write(held, hello, number, terms, pages, &[])?;
+                send(&mut writer, &SyncMessage::Staged { epoch })?;
+            }
             // The VM has ended: there will be no copy of it.
             SyncMessage::Refused { .. } => {
                 held.end(&hello.vm, number);
@@ -79,16 +85,23 @@ fn receive_all(held: &HeldMemory, hello: &Hello, stream: Stream) -> Result<(), B
 }
 
 /// What is here of that VM is gone on with, if it is of that size. It is held first and judged then: of several that begin at once each counts what the
-/// others may still take.
-fn begin(held: &HeldMemory, vm: &str, pages: u64, terms: Terms) -> Result<(RamFile, Number), NotHeld> {
-    let bytes = pages * PAGE_BYTES as u64;
-    let known = held.look(vm).filter(|ram| ram.bytes() == bytes);
-    let ram = match known {
-        Some(ram) => ram,
-        None => RamFile::new(vm, bytes)?,
-    };
-    let number = held.keep(vm, ram.try_clone()?, terms.held)?;
-    let needed_bytes = held.unfilled_bytes().saturating_add(LEFT_ALONE_BYTES);
+/// others may still take, and a part in the VM that this host gets meanwhile finds the checkpoint.
+fn begin(
+    held: &HeldMemory,
+    vm: &str,
+    pages: u64,
+    terms: Terms,
+    has_part: &dyn Fn(&str) -> bool,
+) -> Result<(RamFile, Number), NotHeld> {
+    if has_part(vm) {
+        // What is held of a copy that has ended here is for the next one, as it is.
+        return Err(NotHeld::HasPart);
+    }
+    let (ram, number) = held.begin(vm, pages * PAGE_BYTES as u64, terms.held)?;
+    let needed_bytes = held
+        .unfilled_bytes()
+        .saturating_add(held.promised.unfilled_bytes())
+        .saturating_add(LEFT_ALONE_BYTES);
     let available_bytes = memory_available_bytes();
     if available_bytes < needed_bytes {
         held.end(vm, number);

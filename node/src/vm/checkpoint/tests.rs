@@ -9,7 +9,7 @@ use dunlin_core::sync::dirty::PageSet;
 use dunlin_core::sync::staging::PageDelta;
 use dunlin_core::units::{Epoch, Term};
 use dunlin_fabric::link::{Hello, Purpose, Stream};
-use dunlin_guest::memory::hash;
+use dunlin_guest::memory::{RamFile, hash};
 use dunlin_guest::probe::memory_available_bytes;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -24,22 +24,27 @@ struct Feeding {
 
 /// A connection about a VM 'v', up to the first message.
 fn connect(held: &Arc<HeldMemory>, extra: Vec<u8>) -> Feeding {
-    connect_of("v", held, extra)
+    connect_of("v", held, extra, &[])
 }
 
-fn connect_of(vm: &str, held: &Arc<HeldMemory>, extra: Vec<u8>) -> Feeding {
+fn connect_of(vm: &str, held: &Arc<HeldMemory>, extra: Vec<u8>, parts: &'static [&'static str]) -> Feeding {
     let (ours, theirs) = Stream::pair().expect("a pair");
     ours.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let mut hello = Hello::new(vm, "d", Purpose::Checkpoint);
     hello.extra = extra;
     let held = held.clone();
-    let receiver = std::thread::spawn(move || receive(&held, &hello, theirs));
+    let has_part = |vm: &str| parts.contains(&vm);
+    let receiver = std::thread::spawn(move || receive(&held, &hello, theirs, &has_part));
     let (half, writer) = ours.split();
     Feeding {
         reader: Reader::new(half),
         writer,
         receiver,
     }
+}
+
+fn ram() -> RamFile {
+    RamFile::new("v", u64::from(PAGES) * PAGE_BYTES as u64).expect("memory")
 }
 
 fn terms() -> Terms {
@@ -131,7 +136,7 @@ fn what_is_fed_is_held_and_gone_on_with_by_the_next_feeder() {
     second.end_round(0);
 
     // The VM gets a copy here: from then on nobody writes into it.
-    let ram = held.take("v").expect("it is held");
+    let ram = held.take("v").expect("it is held").into_ram();
     assert_eq!(
         ram.hash_pages([3, 4, 60].into_iter()).expect("read"),
         [of(9), of(1), of(8)]
@@ -153,13 +158,13 @@ fn a_vm_that_has_ended_is_forgotten_and_one_whose_feeder_dies_is_not() {
         feeding
     };
     feed().ended();
-    assert!(held.look("v").is_some());
+    assert!(held.holds("v"));
     let mut feeding = feed();
     feeding.say(&SyncMessage::Refused {
         why: "the VM has ended".into(),
     });
     feeding.ended();
-    assert!(held.look("v").is_none());
+    assert!(!held.holds("v"));
 }
 
 #[test]
@@ -199,7 +204,7 @@ fn what_does_not_fit_is_refused_in_one_line() {
     };
     assert!(why.contains("no room for a checkpoint"), "{why}");
     feeding.ended();
-    assert!(held.look("v").is_none());
+    assert!(!held.holds("v"));
 }
 
 #[test]
@@ -207,7 +212,7 @@ fn room_that_is_promised_is_not_promised_again() {
     let held = Arc::new(HeldMemory::default());
     let most_of_it = memory_available_bytes() / 5 * 3 / PAGE_BYTES as u64;
     let answer = |vm| {
-        let mut feeding = connect_of(vm, &held, terms().encode());
+        let mut feeding = connect_of(vm, &held, terms().encode(), &[]);
         feeding.join(u32::try_from(most_of_it).expect("less than 16 TiB"));
         let answer = feeding.reader.wait().expect("an answer");
         feeding.ended();
@@ -215,7 +220,44 @@ fn room_that_is_promised_is_not_promised_again() {
     };
     assert_eq!(answer("v"), SyncMessage::JoinReady);
     assert!(matches!(answer("w"), SyncMessage::Refused { .. }));
-    assert!(held.look("v").is_some() && held.look("w").is_none());
+    assert!(held.holds("v") && !held.holds("w"));
+}
+
+/// A guest's memory is a file that fills up: what the system has left is promised to it already.
+#[test]
+fn room_that_a_vm_of_this_host_was_promised_is_not_a_checkpoints() {
+    let held = Arc::new(HeldMemory::default());
+    let answer = || {
+        let mut feeding = connect(&held, terms().encode());
+        feeding.join(PAGES);
+        let answer = feeding.reader.wait().expect("an answer");
+        feeding.ended();
+        answer
+    };
+    let promised = held.promised.to_start(memory_available_bytes() * 2);
+    assert!(matches!(answer(), SyncMessage::Refused { .. }));
+    assert!(!held.holds("v"));
+    drop(promised);
+    assert_eq!(answer(), SyncMessage::JoinReady);
+}
+
+/// What is held there is of a copy that has ended, and for the next one.
+#[test]
+fn a_host_with_a_part_in_the_vm_takes_no_checkpoint_of_it() {
+    let held = Arc::new(HeldMemory::default());
+    connect(&held, terms().encode()).begin();
+    let number = held.keep("v", ram(), HELD_BEYOND).expect("room");
+    let mut feeding = connect_of("v", &held, terms().encode(), &["v"]);
+    feeding.join(PAGES);
+    let SyncMessage::Refused { why } = feeding.reader.wait().expect("an answer") else {
+        panic!("it is taken");
+    };
+    assert!(why.contains("has a part in the VM"), "{why}");
+    feeding.ended();
+    assert!(
+        held.write("v", number, HELD_BEYOND, |_| Ok(())).is_some(),
+        "it is what it was"
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The VM's process begins: a boot, or a backup's that goes on as the primary's.
 
 use crate::vm::event::LoopEvent;
+use crate::vm::held_memory::Taken;
 use crate::vm::machine::{Machine, MachineError, Started};
 use crate::vm::nics::Nics;
 use crate::vm::state::primary::PrimaryRole;
@@ -9,7 +10,9 @@ use crate::vm::state::{Role, VmLoop};
 use dunlin_api::{EventKind, FailoverStatus};
 use dunlin_core::output::gate::Voice;
 use dunlin_guest::Start;
+use dunlin_guest::probe::{memory_available_bytes, memory_needed_bytes};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl VmLoop {
     pub(in crate::vm) fn boot(&mut self) {
@@ -17,21 +20,32 @@ impl VmLoop {
         let mut primary = PrimaryRole::new(None, self.first_rules());
         primary.starting = Some(session);
         self.role = Role::Primary(primary);
-        self.start_machine(session, Start::Boot);
+        // A VM that boots has no use for it, and nobody else will have.
+        self.host.held_memory.forget(&self.config.name);
+        self.start_machine(session, Start::Boot, None);
     }
 
-    /// Starts QEMU on a thread that lives as long as the process it starts: a parent's death signal is tied to it.
-    pub(in crate::vm) fn start_machine(&mut self, session: u64, start: Start) {
+    /// Starts QEMU on a thread that lives as long as the process it starts: a parent's death signal is tied to it. Its memory begins as what was
+    /// `held` of the VM, if it is told so; what is held of others makes room for it.
+    pub(in crate::vm) fn start_machine(&mut self, session: u64, start: Start, mut held: Option<Taken>) {
         let (config, to_loop, term) = (self.config.clone(), self.inbox.to_loop.clone(), self.group.term());
-        let state = self.host.state.clone();
-        let shared = self.shared.clone();
-        // A VM that boots has no use for it, and nobody else will have.
-        let held = self.host.held_memory.take(&config.name);
+        let (host, shared) = (self.host.clone(), self.shared.clone());
         self.ending.starts_under_way += 1;
         let work = move || {
+            let memory = &host.held_memory;
+            let _promised = memory.promised.to_start(config.spec.memory_bytes());
+            let own_bytes = held.as_ref().map_or(0, Taken::bytes);
+            let needed_bytes = memory_needed_bytes(&config.spec).saturating_sub(own_bytes);
+            memory.make_room(&config.name, needed_bytes, memory_available_bytes);
             let disks_to = to_loop.clone();
             let tell = move |number, event| disks_to.send(LoopEvent::Disk { number, event });
-            let result = Machine::start(&config, start, term, &state, &shared, held, tell);
+            let result = Machine::start(&config, start, term, &host.state, &shared, &mut held, tell);
+            match (&result, held) {
+                (Ok(started), _) => memory.promised.to_run(started.machine.qemu.memory()),
+                // The next join begins with it.
+                (Err(_), Some(held)) => memory.give_back(&config.name, held),
+                (Err(_), None) => {}
+            }
             to_loop.send(LoopEvent::MachineStarted { session, result });
         };
         if let Err(error) = std::thread::Builder::new().name("start-qemu".into()).spawn(work) {
@@ -50,6 +64,10 @@ impl VmLoop {
         match result {
             Ok(_) if is_awaited => self.host.held_memory.forget(&self.config.name),
             Ok(started) => self.hold_memory(&started.machine),
+            // It was given back, and the VM has ended meanwhile.
+            Err(_) if self.shared.over.load(Ordering::SeqCst) => {
+                self.host.held_memory.forget(&self.config.name);
+            }
             Err(_) => {}
         }
     }
