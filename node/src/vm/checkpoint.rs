@@ -19,6 +19,7 @@ pub mod receiver;
 pub use feeder::{Feeder, Feeds};
 
 use super::session::Broken;
+use crate::config::Standby;
 use dunlin_core::wire::sync::{SyncMessage, encode};
 use dunlin_fabric::link::WriteHalf;
 use std::io::Write;
@@ -27,7 +28,7 @@ use std::time::Duration;
 /// How long either side waits for the other's next message in a round, or for it to take one.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A checkpoint is held for so long after the time that a standby waits before it takes a part.
+/// A checkpoint is held for so long after the next round is due and a standby has waited before it takes a part.
 const HELD_BEYOND: Duration = Duration::from_secs(3600);
 
 fn send(half: &mut WriteHalf, message: &SyncMessage) -> Result<(), Broken> {
@@ -47,6 +48,14 @@ struct Terms {
 }
 
 impl Terms {
+    /// What is fed as often to this one.
+    fn of(standby: &Standby, every: Duration) -> Self {
+        Self {
+            every,
+            held: every + standby.after + HELD_BEYOND,
+        }
+    }
+
     fn encode(self) -> Vec<u8> {
         [self.every, self.held]
             .iter()

@@ -163,6 +163,10 @@ impl VmLoop {
 
     /// The copy of the VM here ends for good.
     pub(super) fn end_machine(&mut self) {
+        if self.agreement.state().life == Life::Down {
+            // There will be no copy of it. Known before the copy has gone: whoever feeds a standby out of it tells that.
+            self.shared.over.store(true, Ordering::SeqCst);
+        }
         self.drop_machine();
         let until_us = self.now_us() + Wait::MachineEnds.bound().as_micros() as u64;
         self.ending.lets_go_by_us.get_or_insert(until_us);
@@ -175,8 +179,6 @@ impl VmLoop {
             .shutdown
             .forgets(self.agreement.state().life, by_force);
         if self.agreement.state().life == Life::Down {
-            // There will be no copy of it.
-            self.shared.over.store(true, Ordering::Relaxed);
             self.host.held_memory.forget(&self.config.name);
         }
         self.ending.ended = Some(Ended {

@@ -15,10 +15,9 @@ impl VmHandle {
     /// Begins to feed the standby, goes on, or ends it: as the VM's file, and this host's part in it, say now.
     pub fn feed_standby(&self, host: &Arc<Host>) {
         let mut feeder = self.feeder.lock();
-        if self.shared.over.load(Ordering::Relaxed) {
-            if let Some(feeder) = feeder.take() {
-                feeder.vm_ended();
-            }
+        if self.shared.over.load(Ordering::SeqCst) {
+            // It says so to the standby.
+            *feeder = None;
             return;
         }
         let config = self.config();
@@ -40,6 +39,7 @@ impl VmHandle {
         let feeds = Feeds {
             host: host.clone(),
             vm: config.name.clone(),
+            shared: self.shared.clone(),
             standby: standby.clone(),
             every,
             memory,

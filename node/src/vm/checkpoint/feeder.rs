@@ -1,15 +1,16 @@
 //! The backup's side: looks for pages that have changed, and sends them.
 //!
 //! Invariants: 1. the thread has the least priority that there is, and rests as long as it took to send: a session has the link and the cores first;
-//! 2. it keeps no VM's memory alive, and ends within a part of a round when it is dropped.
+//! 2. it keeps no VM's memory alive, and ends within a part of a round when it is dropped; 3. it says at its end whether the VM has ended for good,
+//! whichever it sees first: that its owner has dropped it, or that the copy has gone.
 
-use super::{HELD_BEYOND, PATIENCE, Terms, send};
+use super::{PATIENCE, Terms, send};
 use crate::config::Standby;
 use crate::vm::connect::open;
 use crate::vm::session::Broken;
 use crate::vm::session::copies::Copies;
 use crate::vm::session::reader::Reader;
-use crate::vm::shared::Host;
+use crate::vm::shared::{Host, Shared};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use dunlin_api::{CheckpointStatus, EventKind};
 use dunlin_core::replica::sync::PAGES_AT_ONCE;
@@ -22,12 +23,17 @@ use dunlin_fabric::link::{Purpose, Stream, WriteHalf};
 use dunlin_guest::memory::{Memory, hash};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// People hear no more reasons than so many.
 const MOST_COMPLAINTS: usize = 8;
+
+/// The copy has gone: whoever knows why says so, or drops this, within a second.
+const OWNER_LOOKS: Duration = Duration::from_secs(2);
 
 /// The standby hears at least so often that a round goes on.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -42,6 +48,8 @@ pub struct Feeds {
     pub host: Arc<Host>,
     /// The VM.
     pub vm: String,
+    /// Whether it has ended for good.
+    pub(in crate::vm) shared: Arc<Shared>,
     /// To whom, and how often.
     pub standby: Standby,
     /// How often.
@@ -54,8 +62,8 @@ pub struct Feeds {
 pub struct Feeder {
     feeds: Feeds,
     status: Arc<Mutex<CheckpointStatus>>,
-    /// Says that the VM has ended; its loss says that this host has nothing more to feed.
-    ended: Sender<()>,
+    /// Its loss says that this host has nothing more to feed.
+    _ends: Sender<Infallible>,
 }
 
 /// Why a round is over before its end.
@@ -78,7 +86,7 @@ impl Feeder {
     /// # Errors
     /// If there is no thread.
     pub fn start(feeds: Feeds) -> io::Result<Self> {
-        let (ended, endings) = bounded(1);
+        let (ends, endings) = bounded(1);
         let status = Arc::new(Mutex::new(CheckpointStatus {
             host: feeds.standby.host.clone(),
             ..CheckpointStatus::default()
@@ -86,7 +94,10 @@ impl Feeder {
         let mut feeding = Feeding {
             feeds: feeds.clone(),
             status: status.clone(),
-            endings,
+            ending: Ending {
+                shared: feeds.shared.clone(),
+                endings,
+            },
             copies: Copies::default(),
             complaints: BTreeSet::new(),
             said: Instant::now(),
@@ -95,7 +106,11 @@ impl Feeder {
         std::thread::Builder::new()
             .name("checkpoint".into())
             .spawn(work)?;
-        Ok(Self { feeds, status, ended })
+        Ok(Self {
+            feeds,
+            status,
+            _ends: ends,
+        })
     }
 
     /// Whether it feeds that: the same copy to the same host.
@@ -109,23 +124,50 @@ impl Feeder {
     pub fn status(&self) -> CheckpointStatus {
         self.status.lock().clone()
     }
-
-    /// The VM has ended: nobody is to hold its memory on.
-    pub fn vm_ended(self) {
-        // Full: it is told already.
-        let _ = self.ended.try_send(());
-    }
 }
 
 struct Feeding {
     feeds: Feeds,
     status: Arc<Mutex<CheckpointStatus>>,
-    endings: Receiver<()>,
+    ending: Ending,
     copies: Copies,
     /// Reasons that people have heard since a round came through.
     complaints: BTreeSet<String>,
     /// When the standby last heard of this round.
     said: Instant,
+}
+
+/// What tells a thread that it is to end, and why.
+struct Ending {
+    shared: Arc<Shared>,
+    endings: Receiver<Infallible>,
+}
+
+impl Ending {
+    /// Invariant 3.
+    fn dropped(&self) -> Over {
+        Over::Dropped {
+            vm_ended: self.shared.over.load(Ordering::SeqCst),
+        }
+    }
+
+    /// Awaits the end, or that the time has passed.
+    fn rest(&self, time: Duration) -> Result<(), Over> {
+        match self.endings.recv_timeout(time) {
+            Err(RecvTimeoutError::Timeout) => Ok(()),
+            Ok(never) => match never {},
+            Err(RecvTimeoutError::Disconnected) => Err(self.dropped()),
+        }
+    }
+
+    /// The copy, or why there is none.
+    fn memory<T>(&self, memory: &Weak<T>) -> Result<Arc<T>, Over> {
+        if let Some(memory) = memory.upgrade() {
+            return Ok(memory);
+        }
+        self.rest(OWNER_LOOKS)?;
+        Err(self.dropped())
+    }
 }
 
 /// What the standby holds: a hash for each page, 0 where it has none.
@@ -162,22 +204,16 @@ impl Feeding {
         events.push(&self.feeds.vm, EventKind::Standby, words);
     }
 
-    /// Awaits the end, or that the time has passed.
     fn rest(&self, time: Duration) -> Result<(), Over> {
-        match self.endings.recv_timeout(time) {
-            Err(RecvTimeoutError::Timeout) => Ok(()),
-            Ok(()) => Err(Over::Dropped { vm_ended: true }),
-            Err(RecvTimeoutError::Disconnected) => Err(Over::Dropped { vm_ended: false }),
-        }
+        self.ending.rest(time)
     }
 
     fn memory(&self) -> Result<Arc<Memory>, Over> {
-        let memory = self.feeds.memory.upgrade();
-        memory.ok_or(Over::Dropped { vm_ended: false })
+        self.ending.memory(&self.feeds.memory)
     }
 
     /// Round after round over one stream.
-    fn feed(&mut self) -> Result<std::convert::Infallible, Over> {
+    fn feed(&mut self) -> Result<Infallible, Over> {
         let (mut reader, mut writer, mut known) = self.begin()?;
         let mut round = 0;
         loop {
@@ -197,10 +233,7 @@ impl Feeding {
         let Feeds {
             host, vm, standby, ..
         } = &self.feeds;
-        let terms = Terms {
-            every: self.feeds.every,
-            held: standby.after + HELD_BEYOND,
-        };
+        let terms = Terms::of(standby, self.feeds.every);
         let pages = self.memory()?.pages() as u32;
         let opened = open(
             host,
@@ -350,3 +383,6 @@ fn lowest_priority() {
         tracing::debug!("the checkpoint's thread keeps its priority: {error}");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -260,6 +260,30 @@ fn a_host_with_a_part_in_the_vm_takes_no_checkpoint_of_it() {
     );
 }
 
+/// A checkpoint each day is one also a moment before the next round is due, and a round in which nothing has changed is one, too.
+#[test]
+fn a_checkpoint_is_held_from_one_round_to_the_next() {
+    let standby = Standby {
+        host: "d".into(),
+        after: Duration::from_secs(30),
+        checkpoint: None,
+    };
+    let every = Duration::from_secs(86_400);
+    let terms = Terms::of(&standby, every);
+    assert!(terms.held > every + standby.after);
+    assert_eq!(Terms::decode(&terms.encode()), Some(terms));
+
+    let held = Arc::new(HeldMemory::default());
+    let mut feeding = connect(&held, terms.encode());
+    feeding.begin();
+    // As if the last page had come so long ago.
+    held.expire_in("v", Duration::from_secs(1));
+    feeding.end_round(0);
+    held.expire(std::time::Instant::now() + every);
+    assert!(held.holds("v"), "its time has begun anew");
+    feeding.ended();
+}
+
 #[test]
 fn terms_are_what_they_were_and_none_is_for_ever() {
     assert_eq!(Terms::decode(&terms().encode()), Some(terms()));
