@@ -199,6 +199,8 @@ pub fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answ
 
 /// The VM's end was agreed. Answered when nothing of it is left here, or after [`FORGOTTEN`].
 fn remove(daemon: &Daemon, vm: &str) -> Answer {
+    // A part of it that is on its way here is not to come any more.
+    daemon.reservations().cancel(vm);
     let Some(to_loop) = daemon.sender(vm) else {
         return Answer::done("not here");
     };

@@ -75,6 +75,11 @@ impl Reservations {
         entry.map(|entry| entry.started = true).is_some()
     }
 
+    /// The VM of that name has ended: a call that has not started it here does not start it any more.
+    pub fn cancel(&mut self, vm: &str) {
+        self.names.retain(|name, entry| name != vm || entry.started);
+    }
+
     /// This call is done with the name. Whether it has started the VM here.
     pub fn give_back(&mut self, vm: &str, ticket: Ticket) -> bool {
         match self.names.get(vm) {
@@ -106,6 +111,22 @@ mod tests {
         assert!(names.reserve("v", ONE, later));
     }
 
+    /// `dunlin down` beside an `up` or a `move` that has not come here yet.
+    #[test]
+    fn a_vm_that_has_ended_is_not_started_by_a_call_that_was_under_way() {
+        let (mut names, now) = (Reservations::default(), Instant::now());
+        assert!(names.reserve("v", ONE, now) && names.reserve("w", ONE, now));
+        names.cancel("v");
+        assert!(!names.renew("v", ONE, now), "it is ended");
+        assert!(names.renew("w", ONE, now), "another one is not");
+        assert!(!names.give_back("v", ONE), "nothing was started");
+        assert!(names.reserve("v", TWO, now), "the name is free");
+        // One that was started is for its call to take back, if it comes to that.
+        assert!(names.started("v", TWO));
+        names.cancel("v");
+        assert!(names.give_back("v", TWO));
+    }
+
     #[test]
     fn only_the_call_that_started_a_vm_takes_it_back() {
         let (mut names, now) = (Reservations::default(), Instant::now());
@@ -122,5 +143,8 @@ mod tests {
         assert!(names.reserve("v", ONE, now) && names.renew("v", ONE, now));
         assert!(!names.give_back("v", ONE), "nothing was started yet");
         assert!(!names.started("v", ONE), "it was taken back meanwhile");
+        assert!(names.reserve("v", ONE, now) && names.renew("v", ONE, now));
+        names.cancel("v");
+        assert!(!names.started("v", ONE), "its VM ended while it was being started");
     }
 }
