@@ -6,12 +6,15 @@
 //! Invariants:
 //! 1. Only the host that serves a VM moves its parts, and only while the VM is not protected and should be.
 //! 2. A host that stands still for less than the VM's file says keeps its part; one that is heard in between begins anew.
-//! 3. A host that was named by the group and did not take the VM is asked again, in turn with the new standby.
-//! 4. People read each reason once.
+//! 3. The host that is away is asked as well, in turn with the standby: it may have been given the part by the group and not have taken the VM, of
+//!    which a daemon that was started anew knows nothing, and of which the host does not hear by itself. One that has a copy refuses.
+//! 4. People read each host's reason once, until it is another one.
 //!
 //! Source: GAIA, 2.3.1, as far as a copy may be trusted that was not there (docs/replica.md says what that leaves out).
 //!
 //! Not here: who is the standby afterwards, and how a part moves (node: `config::hosts`, `vm::replacing`).
+
+use std::collections::BTreeMap;
 
 /// What the host that serves sees of the VM's other copy.
 #[derive(Clone, Copy, Debug)]
@@ -44,14 +47,12 @@ pub struct Move {
 pub struct Standby {
     /// The copy's host that is away, and since when, or since the last try.
     away: Option<(String, u64)>,
-    /// A host that has a part by the group's list, and did not take the VM.
-    named: Option<String>,
-    /// Invariant 3: its turn comes next.
+    /// Invariant 3: the turn of the host that is away comes next.
     is_its_turn: bool,
     /// The host of whose part people have heard.
     announced: Option<String>,
-    /// The last reason why it could not.
-    told: String,
+    /// The last reason why a host could not.
+    told: BTreeMap<String, String>,
 }
 
 impl Standby {
@@ -59,20 +60,23 @@ impl Standby {
     pub fn look(&mut self, now_us: u64, sight: &Sight<'_>) -> Option<Move> {
         let away = sight.away.filter(|_| sight.serves && sight.lacks_a_copy);
         let Some(away) = away else {
-            // What was told, and who was named, belongs to a time that is over.
+            // What was told belongs to a time that is over.
             *self = Self::default();
             return None;
         };
         let since_us = match &self.away {
             Some((host, since_us)) if host == away => *since_us,
-            _ => now_us,
+            _ => {
+                self.is_its_turn = false;
+                now_us
+            }
         };
         self.away = Some((away.to_owned(), since_us));
         if now_us.saturating_sub(since_us) < sight.after_us {
             return None;
         }
         self.away = Some((away.to_owned(), now_us));
-        let asks_again = self.is_its_turn && self.named.as_deref() == Some(away);
+        let asks_again = self.is_its_turn;
         self.is_its_turn = !asks_again;
         let announces = !asks_again && self.announced.as_deref() != Some(away);
         if announces {
@@ -85,15 +89,10 @@ impl Standby {
         })
     }
 
-    /// The host could not take the part, though it may have it by the group's list (`is_named`). Whether people have still to hear `why`
-    /// (invariant 4).
-    pub fn could_not(&mut self, comes: &str, why: &str, is_named: bool) -> bool {
-        if is_named {
-            self.named = Some(comes.to_owned());
-        }
-        let is_new = self.told != why;
-        why.clone_into(&mut self.told);
-        is_new
+    /// The host could not take the part. Whether people have still to hear `why` (invariant 4).
+    pub fn could_not(&mut self, comes: &str, why: &str) -> bool {
+        let before = self.told.insert(comes.to_owned(), why.to_owned());
+        before.as_deref() != Some(why)
     }
 }
 

@@ -10,26 +10,32 @@
 
 use super::{Daemon, moving};
 use crate::config::VmConfig;
-use crate::vm::VmHandle;
 use crossbeam_channel::tick;
 use dunlin_api::{Answer, EventKind, Role, VmStatus};
 use dunlin_core::replica::standby::{Move, Sight, Standby};
+use dunlin_guest::probe::memory_available_bytes;
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The shortest `standby_after` is as long.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// So many parts are on their way at once; the others wait.
+const MOST_MOVES: usize = 16;
 
 /// Looks after all VMs, on a thread of its own.
 pub fn watch(daemon: &Arc<Daemon>) -> io::Result<()> {
     let daemon = daemon.clone();
     let work = move || {
         let mut watches: BTreeMap<String, Standby> = BTreeMap::new();
+        let mut moves = Moves::default();
         let begun = Instant::now();
         for _ in tick(LOOK) {
             daemon.host.held_memory.expire(Instant::now());
+            daemon.host.held_memory.give_way(memory_available_bytes);
             daemon
                 .vms()
                 .values()
@@ -42,11 +48,19 @@ pub fn watch(daemon: &Arc<Daemon>) -> io::Result<()> {
                 .map(|(vm, handle, config)| (vm.clone(), config, handle.status()))
                 .collect();
             watches.retain(|vm, _| with_standby.iter().any(|(name, ..)| name == vm));
+            for (vm, due, answer) in moves.ended() {
+                if let Some(standby) = watches.get_mut(&vm) {
+                    moved(&daemon, &vm, standby, &due, &answer);
+                }
+            }
             for (vm, config, status) in with_standby {
+                if !moves.has_room_for(&vm) {
+                    continue;
+                }
                 let standby = watches.entry(vm).or_default();
                 let now_us = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
                 if let Some(due) = look(standby, now_us, &config, &status) {
-                    follow(&daemon, &config.name, standby, &due);
+                    follow(&daemon, &config.name, due, &mut moves);
                 }
             }
         }
@@ -55,27 +69,76 @@ pub fn watch(daemon: &Arc<Daemon>) -> io::Result<()> {
     Ok(())
 }
 
-fn follow(daemon: &Daemon, vm: &str, standby: &mut Standby, due: &Move) {
-    let Move {
-        leaves,
-        comes,
-        announces,
-    } = due;
-    let tell = |words: String| daemon.host.events.push(vm, EventKind::Standby, words);
-    if *announces {
-        tell(format!(
-            "host '{leaves}' stays away: standby '{comes}' takes its part"
-        ));
+/// Parts that are on their way, each on a thread: a host that does not answer is waited for by its own VM alone.
+#[derive(Default)]
+struct Moves {
+    under_way: BTreeMap<String, (Move, JoinHandle<Answer>)>,
+}
+
+impl Moves {
+    fn has_room_for(&self, vm: &str) -> bool {
+        self.under_way.len() < MOST_MOVES && !self.under_way.contains_key(vm)
     }
-    let Answer::Failed { why, .. } = moving::to(daemon, vm, comes, false, false) else {
+
+    fn begin(
+        &mut self,
+        vm: &str,
+        due: Move,
+        work: impl FnOnce() -> Answer + Send + 'static,
+    ) -> io::Result<()> {
+        let thread = std::thread::Builder::new()
+            .name("standby-moves".into())
+            .spawn(work)?;
+        self.under_way.insert(vm.to_owned(), (due, thread));
+        Ok(())
+    }
+
+    /// Those that are over, and what came of them.
+    fn ended(&mut self) -> Vec<(String, Move, Answer)> {
+        let is_over = |(vm, (_, thread)): (&String, &(Move, JoinHandle<Answer>))| {
+            thread.is_finished().then(|| vm.clone())
+        };
+        let over: Vec<String> = self.under_way.iter().filter_map(is_over).collect();
+        let ended = over.into_iter().filter_map(|vm| {
+            let (due, thread) = self.under_way.remove(&vm)?;
+            // A panic has been printed by its thread already.
+            Some((vm, due, thread.join().ok()?))
+        });
+        ended.collect()
+    }
+}
+
+fn tell(daemon: &Daemon, vm: &str, words: String) {
+    daemon.host.events.push(vm, EventKind::Standby, words);
+}
+
+fn follow(daemon: &Arc<Daemon>, vm: &str, due: Move, moves: &mut Moves) {
+    if due.announces {
+        let Move { leaves, comes, .. } = &due;
+        tell(
+            daemon,
+            vm,
+            format!("host '{leaves}' stays away: standby '{comes}' takes its part"),
+        );
+    }
+    let (of, name, comes) = (daemon.clone(), vm.to_owned(), due.comes.clone());
+    let work = move || moving::to(&of, &name, &comes, false, false);
+    if let Err(error) = moves.begin(vm, due, work) {
+        tracing::error!(vm, "a thread for a standby's part: {error}");
+    }
+}
+
+fn moved(daemon: &Daemon, vm: &str, standby: &mut Standby, due: &Move, answer: &Answer) {
+    let Move { leaves, comes, .. } = due;
+    let Answer::Failed { why, .. } = answer else {
         return;
     };
-    let config = daemon.vms().get(vm).map(VmHandle::config);
-    let is_named = config.is_some_and(|config| config.member(comes).is_some());
-    if standby.could_not(comes, &why, is_named) {
-        tell(format!(
-            "host '{comes}' cannot take the part of host '{leaves}' yet: {why}"
-        ));
+    if standby.could_not(comes, why) {
+        let words = match comes == leaves {
+            true => format!("host '{leaves}', which stays away, cannot be brought in anew yet: {why}"),
+            false => format!("host '{comes}' cannot take the part of host '{leaves}' yet: {why}"),
+        };
+        tell(daemon, vm, words);
     }
 }
 
@@ -138,6 +201,45 @@ mod tests {
             peers: vec![peer("c", false, true), peer(copy, connected, false)],
             ..VmStatus::default()
         }
+    }
+
+    /// One that takes long is waited for by its own VM, and there are so many of them.
+    #[test]
+    fn a_part_that_is_on_its_way_keeps_no_other() {
+        let due = || Move {
+            leaves: "b".into(),
+            comes: "d".into(),
+            announces: true,
+        };
+        let mut moves = Moves::default();
+        let (goes_on, waits) = std::sync::mpsc::channel::<()>();
+        let slow = move || {
+            let _ = waits.recv();
+            Answer::done("slow")
+        };
+        moves.begin("slow", due(), slow).expect("a thread");
+        moves.begin("v", due(), || Answer::done("v")).expect("a thread");
+        assert!(!moves.has_room_for("slow") && moves.has_room_for("w"));
+        let mut await_one = || {
+            let until = Instant::now() + Duration::from_secs(30);
+            loop {
+                let ended = moves.ended();
+                if let [(vm, ..)] = &ended[..] {
+                    return (vm.clone(), moves.has_room_for(vm));
+                }
+                assert!(Instant::now() < until, "none has ended");
+                std::thread::yield_now();
+            }
+        };
+        assert_eq!(await_one(), ("v".to_owned(), true));
+        drop(goes_on);
+        assert_eq!(await_one(), ("slow".to_owned(), true));
+        for vm in 0..MOST_MOVES {
+            assert!(moves.has_room_for("v"));
+            let begun = moves.begin(&vm.to_string(), due(), || Answer::done(""));
+            begun.expect("a thread");
+        }
+        assert!(!moves.has_room_for("v"), "there are so many and no more");
     }
 
     #[test]
