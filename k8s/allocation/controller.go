@@ -2,6 +2,7 @@ package allocation
 
 import (
 	"encoding/json"
+	"sort"
 	"time"
 )
 
@@ -122,9 +123,14 @@ type Controller struct {
 	sent     Entry
 	told     map[Word]bool
 	underWay map[Binding]bool
-	ahead    map[string]Placed
-	full     map[string]bool
-	waits    map[string]error
+	// failed are binds and unbinds of which nobody knows what became, and when they are tried again; retryAt is when the first own one is that waits for that.
+	failed  map[Binding]failure
+	retryAt time.Duration
+	// next is the task at which the next look for what to bind begins: there was no room for it among those under way.
+	next  string
+	ahead map[string]Placed
+	full  map[string]bool
+	waits map[string]error
 }
 
 // NewController returns one that begins after the entry with this index, in the state that it leads to. Its life is a number that no other process
@@ -132,7 +138,7 @@ type Controller struct {
 func NewController(name string, life uint64, timing Timing, state *State, applied uint64, now time.Duration) *Controller {
 	return &Controller{
 		name: name, life: life, timing: timing, state: state, applied: applied, planner: NewPlanner(), last: now,
-		heard: map[string]time.Duration{}, told: map[Word]bool{}, underWay: map[Binding]bool{}, ahead: map[string]Placed{}, full: map[string]bool{},
+		heard: map[string]time.Duration{}, told: map[Word]bool{}, underWay: map[Binding]bool{}, failed: map[Binding]failure{}, ahead: map[string]Placed{}, full: map[string]bool{},
 		saidAt: -timing.Alive, every: checkpointEvery,
 	}
 }
@@ -145,6 +151,11 @@ func (controller *Controller) Applied() uint64 { return controller.applied }
 
 // Leads says whether it leads, as far as it has read.
 func (controller *Controller) Leads() bool { return controller.state.Office.Leader == controller.name }
+
+// MayLead says whether it leads and nobody else can: where it was not heard for a while, another one may have taken the office and it has not read that.
+func (controller *Controller) MayLead(now time.Duration) bool {
+	return controller.Leads() && now < controller.lease
+}
 
 // Waits says of each wanted task that is not placed why it waits, as the leading controller found last.
 func (controller *Controller) Waits() map[string]error { return controller.waits }
@@ -240,7 +251,10 @@ func (controller *Controller) Did(now time.Duration, effect Effect, outcome Outc
 	if effect.Unbind != nil {
 		binding := *effect.Unbind
 		delete(controller.underWay, binding)
-		if outcome != Failed {
+		if outcome == Failed {
+			controller.fails(binding, now)
+		} else {
+			delete(controller.failed, binding)
 			controller.forget(binding)
 			controller.tell(Change{Gone: &Word{binding.Task, binding.Copy, binding.Ticket}})
 		}
@@ -248,6 +262,11 @@ func (controller *Controller) Did(now time.Duration, effect Effect, outcome Outc
 	}
 	binding := effect.Bind.Binding
 	delete(controller.underWay, binding)
+	if outcome == Failed {
+		controller.fails(binding, now)
+	} else {
+		delete(controller.failed, binding)
+	}
 	placed, atOnce := controller.ahead[binding.Task]
 	atOnce = atOnce && placed.Ticket == binding.Ticket
 	word := &Word{binding.Task, binding.Copy, binding.Ticket}
@@ -290,9 +309,9 @@ func (controller *Controller) forget(gone Binding) {
 // nothing, and afterwards no more than the rooms allow: then nothing is given twice.
 func (controller *Controller) Beside(beside map[string]Resources) { controller.beside = beside }
 
-// Rooms is what the leading controller leaves to each application. There are none before it knows what the cluster looks like.
-func (controller *Controller) Rooms() map[string]Room {
-	if !controller.Leads() || controller.cluster == nil {
+// Rooms is what the leading controller leaves to each application. There are none before it knows what the cluster looks like, and none where somebody else may lead.
+func (controller *Controller) Rooms(now time.Duration) map[string]Room {
+	if !controller.MayLead(now) || controller.cluster == nil {
 		return nil
 	}
 	taken := map[string]Resources{}
@@ -326,7 +345,7 @@ func (controller *Controller) Rooms() map[string]Room {
 // Step says what to do now. It is to be called after each of the above, and at least every [Timing.Alive].
 func (controller *Controller) Step(now time.Duration) []Effect {
 	controller.turn(now)
-	effects := controller.bindOwn(nil)
+	effects := controller.bindOwn(now, nil)
 	if controller.saying {
 		return effects
 	}
@@ -397,20 +416,73 @@ func (controller *Controller) silent(name string) bool {
 	return controller.ran-controller.heard[name] > controller.timing.Dead
 }
 
-// bindOwn binds and ends the copies that are this controller's, as its own log says.
-func (controller *Controller) bindOwn(effects []Effect) []Effect {
-	if !controller.bindNews {
+// failure is how often in a row something has failed, and until when it waits.
+type failure struct {
+	times int
+	until time.Duration
+}
+
+const (
+	// retryAfter is how long a bind waits after it has failed once; twice as long after each further time, and no longer than mostRetry.
+	retryAfter = 200 * time.Millisecond
+	mostRetry  = 2 * time.Second
+)
+
+// fails notes that something has failed.
+func (controller *Controller) fails(binding Binding, now time.Duration) {
+	for old, failure := range controller.failed {
+		// What is not tried any more.
+		if failure.until+mostRetry < now && old != binding {
+			delete(controller.failed, old)
+		}
+	}
+	known := controller.failed[binding]
+	wait := retryAfter
+	for time := 0; time < known.times && wait < mostRetry; time++ {
+		wait *= 2
+	}
+	if wait > mostRetry {
+		wait = mostRetry
+	}
+	controller.failed[binding] = failure{known.times + 1, now + wait}
+}
+
+// mayTry says whether something has not failed a moment ago.
+func (controller *Controller) mayTry(binding Binding, now time.Duration) bool {
+	failure, known := controller.failed[binding]
+	return !known || failure.until <= now
+}
+
+// bindOwn binds and ends the copies that are this controller's, as its own log says. What there is no room for among those under way comes first the next time: else
+// those that fail again and again would take it for ever.
+func (controller *Controller) bindOwn(now time.Duration, effects []Effect) []Effect {
+	if !controller.bindNews && (controller.retryAt == 0 || now < controller.retryAt) {
 		return effects
 	}
-	controller.bindNews = false
-	for _, task := range controller.state.sortedTasks() {
+	controller.bindNews, controller.retryAt = false, 0
+	tasks := controller.state.sortedTasks()
+	first := sort.Search(len(tasks), func(at int) bool { return tasks[at].Name >= controller.next })
+	controller.next = ""
+	for turn := range tasks {
+		task := tasks[(first+turn)%len(tasks)]
 		for at, copy := range task.Copies {
 			if copy.Controller != controller.name || (copy.Phase != Assigned && copy.Phase != Ending) {
 				continue
 			}
 			binding := Binding{task.Name, at, copy.Node, copy.Ticket}
-			if controller.told[Word{task.Name, at, copy.Ticket}] || !controller.begin(binding) {
+			if controller.told[Word{task.Name, at, copy.Ticket}] || controller.underWay[binding] {
 				continue
+			}
+			if !controller.mayTry(binding, now) {
+				if until := controller.failed[binding].until; controller.retryAt == 0 || until < controller.retryAt {
+					controller.retryAt = until
+				}
+				continue
+			}
+			if !controller.begin(binding) {
+				// There is news when one of those has ended.
+				controller.next = task.Name
+				return effects
 			}
 			if copy.Phase == Assigned {
 				effects = append(effects, Effect{Bind: &BindTask{binding, task.Task}})

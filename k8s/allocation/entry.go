@@ -7,8 +7,8 @@ import (
 )
 
 // Version is that of the entries. A controller that reads a later one has to stop: it would know less than the others. 2: what applications have beside. 3: tasks that
-// get another R. 4: zones in which a task's nodes are, where not every node can run it.
-const Version = 4
+// get another R. 4: zones in which a task's nodes are, where not every node can run it. 5: copies that are there again with their nodes.
+const Version = 5
 
 // Entry is what controllers agree on: a value in the shared log. Each of its changes is judged by itself.
 type Entry struct {
@@ -37,6 +37,7 @@ type Change struct {
 	DropController  string       `json:"dropController,omitempty"`
 	Assign          *Assignment  `json:"assign,omitempty"`
 	Move            *Move        `json:"move,omitempty"`
+	Return          *Return      `json:"return,omitempty"`
 	Reassign        *Reassign    `json:"reassign,omitempty"`
 	Resize          *Resize      `json:"resize,omitempty"`
 	End             string       `json:"end,omitempty"`
@@ -100,6 +101,14 @@ type Move struct {
 	Task string `json:"task"`
 	Copy int    `json:"copy"`
 	Place
+}
+
+// Return gives a copy that has no place its last one back, with the ticket of then: its node was gone, and is there again with the copy, which has no other place yet.
+type Return struct {
+	Task string `json:"task"`
+	Copy int    `json:"copy"`
+	Place
+	Ticket uint64 `json:"ticket"`
 }
 
 // Reassign gives a copy to another controller; its place stays.

@@ -16,6 +16,9 @@ func (controller *Controller) lead(now time.Duration, effects []Effect) ([]Chang
 	if len(changes) == 0 && controller.cluster != nil {
 		changes, beside = controller.follow()
 	}
+	if len(changes) == 0 && controller.cluster != nil {
+		changes = controller.returns()
+	}
 	if len(changes) > 0 || controller.cluster == nil {
 		// Places are chosen once this is agreed.
 		changes, _ = cut(append(changes, beside...))
@@ -23,7 +26,7 @@ func (controller *Controller) lead(now time.Duration, effects []Effect) ([]Chang
 	}
 	// What the cluster places by itself changes all the time, and no place waits for it to be agreed: the planner knows it, and what it leaves of the nodes.
 	changes = beside
-	effects = controller.endStrays(effects)
+	effects = controller.endStrays(now, effects)
 	ahead := controller.takenAtOnce()
 	planner, seen := controller.planner, controller.cluster
 	planner.beside, planner.wishes, planner.nodes, planner.unfit = controller.beside, seen.Wishes, seen.Nodes, seen.Unfit
@@ -209,7 +212,8 @@ func (controller *Controller) compare(asOf uint64) {
 			controller.ahead[task.Name] = placed
 			controller.tell(Change{Placed: &placed})
 		}
-		if controller.stray(binding) {
+		// What it takes there is not counted.
+		if controller.stray(binding) || controller.waitsFor(binding) {
 			controller.full[binding.Node] = true
 		}
 	}
@@ -231,6 +235,33 @@ func (controller *Controller) untold(task Task, binding Binding) bool {
 	return known == nil || !known.Ending && known.Copies[0].Phase == Missing && known.Copies[0].Ticket < binding.Ticket
 }
 
+// returns are of copies that have no place since their node was gone, and are seen where they were, on a node that is there again. They stay: nothing else of the task is
+// placed before that is agreed.
+func (controller *Controller) returns() (changes []Change) {
+	living := controller.state.living()
+	for _, binding := range controller.cluster.Bound {
+		if !controller.waitsFor(binding) || controller.underWay[binding] || len(living) == 0 {
+			continue
+		}
+		task, place := controller.state.Tasks[binding.Task], Place{binding.Node, living[len(changes)%len(living)]}
+		if controller.state.mayBeOn(task, place) == nil {
+			changes = append(changes, Change{Return: &Return{binding.Task, binding.Copy, place, binding.Ticket}})
+		}
+	}
+	return changes
+}
+
+// waitsFor says whether something is bound where the copy was last, which has no other place by now. If its node is gone, it may be that all are, and that they come
+// back with what they have.
+func (controller *Controller) waitsFor(binding Binding) bool {
+	task := controller.state.Tasks[binding.Task]
+	if task == nil || task.Ending || task.Strength == 1 || binding.Copy < 0 || binding.Copy >= len(task.Copies) {
+		return false
+	}
+	copy := task.Copies[binding.Copy]
+	return copy.Phase == Missing && copy.Ticket == binding.Ticket && binding.Ticket > 0
+}
+
 // stray says whether something is bound that, by all that was agreed since, is not to be there.
 func (controller *Controller) stray(binding Binding) bool {
 	task := controller.state.Tasks[binding.Task]
@@ -245,13 +276,16 @@ func (controller *Controller) stray(binding Binding) bool {
 	if copy.Phase != Missing && copy.Ticket == binding.Ticket && copy.Node == binding.Node {
 		return false
 	}
+	if controller.waitsFor(binding) {
+		return false
+	}
 	_, ahead := controller.ahead[binding.Task]
 	return binding.Ticket <= copy.Ticket && !ahead
 }
 
-func (controller *Controller) endStrays(effects []Effect) []Effect {
+func (controller *Controller) endStrays(now time.Duration, effects []Effect) []Effect {
 	for _, binding := range controller.cluster.Bound {
-		if controller.stray(binding) && controller.begin(binding) {
+		if controller.stray(binding) && controller.mayTry(binding, now) && controller.begin(binding) {
 			stray := binding
 			effects = append(effects, Effect{Unbind: &stray})
 		}

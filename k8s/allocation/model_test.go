@@ -302,7 +302,7 @@ func (world *world) act(process *process) error {
 		world.single(process)
 	}
 	controller.Beside(world.besideNow())
-	defer func() { process.rooms = controller.Rooms() }()
+	defer func() { process.rooms = controller.Rooms(world.now) }()
 	for _, effect := range controller.Step(world.now) {
 		if effect.Propose != nil {
 			if len(effect.Propose.Encode()) > 256<<10 {

@@ -170,6 +170,8 @@ func (state *State) decide(index uint64, change Change) error {
 		return state.assign(index, *change.Assign)
 	case change.Move != nil:
 		return state.move(index, *change.Move)
+	case change.Return != nil:
+		return state.comesBack(index, *change.Return)
 	case change.Reassign != nil:
 		return state.reassign(*change.Reassign)
 	case change.Resize != nil:
@@ -284,6 +286,23 @@ func (state *State) move(index uint64, move Move) error {
 	return nil
 }
 
+// comesBack asks nothing about room, as a fact does: the copy has what it needs there.
+func (state *State) comesBack(index uint64, back Return) error {
+	task := state.Tasks[back.Task]
+	if task == nil || back.Copy < 0 || back.Copy >= len(task.Copies) {
+		return errNoTask
+	}
+	if copy := task.Copies[back.Copy]; task.Ending || task.Strength == 1 || copy.Phase != Missing || copy.Ticket != back.Ticket || back.Ticket == 0 {
+		return errLate
+	}
+	if err := state.mayBeOn(task, back.Place); err != nil {
+		return err
+	}
+	task.Copies[back.Copy] = Copy{back.Place, Bound, back.Ticket, index}
+	state.hold(task, back.Node, 1)
+	return nil
+}
+
 func (state *State) reassign(reassign Reassign) error {
 	task := state.Tasks[reassign.Task]
 	if task == nil || reassign.Copy < 0 || reassign.Copy >= len(task.Copies) {
@@ -335,15 +354,22 @@ func (state *State) offers(task Task, free Resources) error {
 
 // mayTake says why a copy of the task may not go there, beside those that have places (invariants 1 and 2).
 func (state *State) mayTake(task *TaskState, place Place) error {
-	node := state.Nodes[place.Node]
-	if node == nil {
+	if err := state.mayBeOn(task, place); err != nil {
+		return err
+	}
+	if room := state.Room(place.Node); !task.Demand.Fits(room) {
+		return fmt.Errorf("node '%s' has room for %v, a copy needs %v", place.Node, room, task.Demand)
+	}
+	return nil
+}
+
+// mayBeOn says why no copy of the task may be there, whatever room there is.
+func (state *State) mayBeOn(task *TaskState, place Place) error {
+	if state.Nodes[place.Node] == nil {
 		return fmt.Errorf("there is no node '%s'", place.Node)
 	}
 	if !state.Controllers[place.Controller] {
 		return fmt.Errorf("controller '%s' is not alive", place.Controller)
-	}
-	if room := state.Room(place.Node); !task.Demand.Fits(room) {
-		return fmt.Errorf("node '%s' has room for %v, a copy needs %v", place.Node, room, task.Demand)
 	}
 	for _, copy := range task.Copies {
 		if copy.Node == place.Node {

@@ -98,6 +98,8 @@ type controller struct {
 	failed  chan error
 	writer  *log.Writer
 	decides *allocation.Controller
+	// led is what was told of leading last; only the loop uses it.
+	led bool
 }
 
 // Run runs until the context ends, or until it cannot go on.
@@ -155,6 +157,7 @@ func (controller *controller) loop(caughtUp <-chan struct{}) error {
 			controller.decides.Did(controller.now(), did.effect, did.outcome)
 		case <-ticker.C:
 		}
+		controller.tellLead()
 		if !ready || len(controller.entries) > 0 {
 			continue
 		}
@@ -175,9 +178,23 @@ func (controller *controller) step() []allocation.Effect {
 	controller.Beside.Judge(func(beside map[string]allocation.Resources) map[string]allocation.Room {
 		controller.decides.Beside(beside)
 		effects = controller.decides.Step(controller.now())
-		return controller.decides.Rooms()
+		return controller.decides.Rooms(controller.now())
 	})
 	return effects
+}
+
+// tellLead tells when this controller begins to lead, and when it leads no more: by what it has read, an entry or a whole state, and by the clock, since one that is cut
+// off from its log reads nothing of another one that leads.
+func (controller *controller) tellLead() {
+	leads := controller.decides.MayLead(controller.now())
+	if leads == controller.led {
+		return
+	}
+	controller.led = leads
+	controller.Say(map[bool]string{true: "leads", false: "leads no more"}[leads])
+	if controller.Config.Leads != nil {
+		controller.Config.Leads(leads)
+	}
 }
 
 // tell tells what only the leading controller knows.
@@ -207,7 +224,6 @@ func (controller *controller) take(item read) error {
 		controller.applied.Store(item.index)
 		return nil
 	}
-	led := controller.decides.Leads()
 	for _, refusal := range controller.decides.Agreed(controller.now(), item.index, item.entry) {
 		controller.Say(fmt.Sprintf("entry %d by %s: change %d does nothing: %v", item.index, item.entry.By, refusal.Change, refusal.Why))
 	}
@@ -215,12 +231,6 @@ func (controller *controller) take(item read) error {
 		controller.moved.Store(item.index)
 	}
 	controller.applied.Store(item.index)
-	if leads := controller.decides.Leads(); leads != led {
-		controller.Say(map[bool]string{true: "leads", false: "leads no more"}[leads])
-		if controller.Config.Leads != nil {
-			controller.Config.Leads(leads)
-		}
-	}
 	return nil
 }
 
@@ -318,7 +328,7 @@ func (controller *controller) readLog(caughtUp chan<- struct{}) {
 			close(caughtUp)
 			continue
 		case !follow:
-			controller.fail(fmt.Errorf("log '%s' keeps no whole checkpoint: make a new log", controller.Log))
+			controller.fail(fmt.Errorf("log '%s' keeps no whole checkpoint: make a new log, and then the Pods of all copies anew (docs/kubernetes.md, Pending)", controller.Log))
 			return
 		}
 		controller.rest()
