@@ -151,7 +151,8 @@ func (plugin *Plugin) untilAllHaveClaimed(ctx context.Context, attempt *attempt)
 // Unbind deletes a copy's Pod, if it is there by this ticket, and answers when it is gone.
 func (cluster cluster) Unbind(ctx context.Context, binding allocation.Binding) (allocation.Outcome, error) {
 	for {
-		news := cluster.next()
+		// Where the Pod stays for a while after it was deleted (it has a finalizer, and nobody is on its node), it is not deleted again before this.
+		pause, news := (<-chan time.Time)(nil), cluster.next()
 		pod, err := cluster.bound(ctx, binding)
 		if err != nil {
 			return allocation.Failed, err
@@ -169,10 +170,14 @@ func (cluster cluster) Unbind(ctx context.Context, binding allocation.Binding) (
 			if err != nil && !apierrors.IsNotFound(err) {
 				return allocation.Failed, err
 			}
-			continue
+			pause = time.After(again)
+			if pod.DeletionTimestamp != nil {
+				news = nil
+			}
 		}
 		select {
 		case <-news:
+		case <-pause:
 		case <-ctx.Done():
 			return allocation.Failed, fmt.Errorf("Pod '%s/%s' takes long to end", pod.Namespace, pod.Name)
 		}

@@ -91,7 +91,7 @@ func (cluster cluster) Look(ctx context.Context, newest uint64) (allocation.Clus
 		one, other := tasks[seen.Tasks[i].Name].since, tasks[seen.Tasks[j].Name].since
 		return one.Before(&other) || one.Equal(&other) && seen.Tasks[i].Name < seen.Tasks[j].Name
 	})
-	beside, err := cluster.countSingles(quotas, tasks)
+	beside, err := cluster.countSingles(quotas)
 	if err != nil {
 		return allocation.Cluster{}, err
 	}
@@ -192,7 +192,7 @@ func (cluster cluster) look(hosts map[string]*v1alpha1.DunlinHost) (nodes []allo
 			continue
 		}
 		for _, object := range pods {
-			if pod, ok := object.(*v1.Pod); ok && !isCopy(pod) && !hasEnded(pod) {
+			if pod, ok := object.(*v1.Pod); ok && !isAgreed(pod) && !hasEnded(pod) {
 				room = room.Minus(demand(pod))
 				if isOfDunlin(pod) {
 					alone = alone.Plus(demand(pod))

@@ -78,6 +78,14 @@ func (claim claim) String() string { return fmt.Sprintf("%d %s", claim.ticket, c
 // stands says whether it is one that may still be bound.
 func (claim claim) stands() bool { return claim.ticket > 0 && claim.node != taken }
 
+// isAgreed says whether a Pod is a copy, rightly labelled, on the node that it has claimed: what it needs is counted where that was agreed. Any other Pod on a node is one for
+// itself, whatever it says of itself.
+func isAgreed(pod *v1.Pod) bool {
+	_, err := readCopy(pod)
+	known := claimOf(pod)
+	return err == nil && known.stands() && known.node == pod.Spec.NodeName
+}
+
 // hasEnded says whether a Pod needs nothing any more.
 func hasEnded(pod *v1.Pod) bool {
 	return pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed

@@ -173,10 +173,10 @@ func (plugin *Plugin) mayGo(ctx context.Context, pod *v1.Pod, node string) *fwk.
 	return fwk.AsStatus(err)
 }
 
-// wishOf is what a copy's Pod without a node asks for, if it asks for anything.
+// wishOf is what a copy's Pod without a node asks for, if it asks for anything; so does one on a node that is gone, whose copy may go elsewhere.
 func (cluster cluster) wishOf(pod *v1.Pod, of copyOf, unfit unfit) *allocation.Wish {
 	needs, said := pod.Annotations[v1alpha1.NeedsAnnotation]
-	if pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil || !said && !names(pod) {
+	if pod.Spec.NodeName != "" && cluster.lives(pod.Spec.NodeName) || pod.DeletionTimestamp != nil || !said && !names(pod) {
 		return nil
 	}
 	wish := &allocation.Wish{Task: of.task, Copy: of.copy, Nodes: cluster.wished(pod)}

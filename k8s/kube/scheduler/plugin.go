@@ -305,7 +305,8 @@ func (plugin *Plugin) tellWaits(waits map[string]error) {
 	plugin.told = map[types.UID]string{}
 	for task, why := range waits {
 		for _, pod := range plugin.known(task) {
-			if pod.Spec.NodeName != "" {
+			// One on a node that is gone waits for another place, or for that node.
+			if pod.Spec.NodeName != "" && (cluster{plugin}).lives(pod.Spec.NodeName) {
 				continue
 			}
 			if plugin.told[pod.UID] = why.Error(); before[pod.UID] != why.Error() {

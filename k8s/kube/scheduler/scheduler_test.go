@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -166,6 +167,41 @@ func TestALostNodesCopyGoesElsewhere(t *testing.T) {
 	if now["shop-0"] != before["shop-0"] || now["shop-2"] != before["shop-2"] {
 		t.Errorf("the other copies moved: %v, %v", before, now)
 	}
+}
+
+// Where nothing is known of any node any more, it is the API server that has heard of none: copies that have no other place stay what they are, Pods and all.
+func TestCopiesStayWhereAllNodesAreSilent(t *testing.T) {
+	cluster := begin(t, 4)
+	cluster.submit("shop", 3)
+	cluster.settled()
+	before, nodes := map[string]types.UID{}, []string{"n0", "n1", "n2", "n3"}
+	for number := 0; number < 3; number++ {
+		pod := cluster.pod(fmt.Sprintf("shop-%d", number))
+		before[pod.Name] = pod.UID
+	}
+	same := func(when string) {
+		t.Helper()
+		for name, uid := range before {
+			if pod := cluster.pod(name); pod.UID != uid || pod.DeletionTimestamp != nil {
+				t.Errorf("%s: %s was %s and is %s, on node '%s'", when, name, uid, pod.UID, pod.Spec.NodeName)
+			}
+		}
+	}
+	for _, name := range nodes {
+		cluster.setReady(name, v1.ConditionUnknown)
+	}
+	cluster.agreedUntil("no node is there", func(state *allocation.State) bool { return len(state.Nodes) == 0 })
+	time.Sleep(3 * time.Second) // that something does not happen nothing tells
+	same("all nodes are silent")
+	for _, name := range nodes {
+		cluster.setReady(name, v1.ConditionTrue)
+	}
+	cluster.agreedUntil("all are there again", func(state *allocation.State) bool {
+		task := state.Tasks["default/shop"]
+		return task != nil && !slices.ContainsFunc(task.Copies, func(copy allocation.Copy) bool { return copy.Phase != allocation.Bound })
+	})
+	cluster.settled()
+	same("they are back")
 }
 
 // A lost copy goes where its Pod asks to go, whatever other nodes have room; and one that asks for its own node alone holds no place elsewhere meanwhile.

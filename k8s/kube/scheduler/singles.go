@@ -1,7 +1,6 @@
 package scheduler
 
 import (
-	"cmp"
 	"fmt"
 	"sync"
 
@@ -28,8 +27,6 @@ type singles struct {
 	// coming are Pods that were let in and that no look has found on a node yet; held those that were not let in. kube-scheduler has them all.
 	coming map[types.UID]*v1.Pod
 	held   map[types.UID]*v1.Pod
-	// tasks are those that the last look has found; they do not change.
-	tasks map[string]*task
 }
 
 func newSingles() singles {
@@ -58,7 +55,7 @@ func (singles *singles) mayCome(pod *v1.Pod) error {
 
 func (singles *singles) judge(pod *v1.Pod) error {
 	beside, limited := singles.limited[pod.Namespace]
-	if singles.limited != nil && !limited || singles.coming[pod.UID] != nil || isCounted(pod, singles.tasks) {
+	if singles.limited != nil && !limited || singles.coming[pod.UID] != nil {
 		return nil
 	}
 	room, known := singles.rooms[pod.Namespace]
@@ -76,7 +73,7 @@ func (singles *singles) take(pod *v1.Pod) error {
 	singles.mutex.Lock()
 	defer singles.mutex.Unlock()
 	beside, limited := singles.limited[pod.Namespace]
-	if err := singles.judge(pod); err != nil || !limited || singles.coming[pod.UID] != nil || isCounted(pod, singles.tasks) {
+	if err := singles.judge(pod); err != nil || !limited || singles.coming[pod.UID] != nil {
 		return err
 	}
 	singles.coming[pod.UID] = pod
@@ -97,12 +94,12 @@ func (singles *singles) giveUp(pod *v1.Pod) {
 	}
 }
 
-// countSingles counts anew what each limited namespace has of Pods with R = 1, and lets those be looked at again that may come now. tasks are those of the same look.
-func (cluster cluster) countSingles(quotas map[string]v1alpha1.ReplicaQuotaSpec, tasks map[string]*task) (map[string]allocation.Resources, error) {
+// countSingles counts anew what each limited namespace has of Pods with R = 1, and lets those be looked at again that may come now.
+func (cluster cluster) countSingles(quotas map[string]v1alpha1.ReplicaQuotaSpec) (map[string]allocation.Resources, error) {
 	singles := &cluster.singles
 	singles.mutex.Lock()
 	defer singles.mutex.Unlock()
-	singles.limited, singles.tasks = map[string]allocation.Resources{}, tasks
+	singles.limited = map[string]allocation.Resources{}
 	counted := map[string]allocation.Resources{}
 	for namespace := range quotas {
 		objects, err := cluster.pods.ByIndex(byNamespace, namespace)
@@ -112,13 +109,14 @@ func (cluster cluster) countSingles(quotas map[string]v1alpha1.ReplicaQuotaSpec,
 		var beside allocation.Resources
 		for _, object := range objects {
 			pod, ok := object.(*v1.Pod)
-			if !ok || isCopy(pod) {
+			// A copy on its node is counted with its task; one without a node is not there yet.
+			if !ok || isAgreed(pod) || isCopy(pod) && pod.Spec.NodeName == "" {
 				continue
 			}
 			if pod.Spec.NodeName != "" {
 				delete(singles.coming, pod.UID)
 			}
-			if !hasEnded(pod) && (pod.Spec.NodeName != "" || singles.coming[pod.UID] != nil) && !isCounted(pod, tasks) {
+			if !hasEnded(pod) && (pod.Spec.NodeName != "" || singles.coming[pod.UID] != nil) {
 				beside = beside.Plus(demand(pod))
 			}
 		}
@@ -148,20 +146,4 @@ func (singles *singles) forget(pods cache.Indexer) {
 			}
 		}
 	}
-}
-
-// isCounted says whether a Pod stands for a copy of a placed task, whose R copies are counted: the operator makes a VM's or a program's lost Pod anew as one with R = 1, named by
-// the task and the copy's number. No other Pod has that name, and one that asks for more than a copy is counted for itself.
-func isCounted(pod *v1.Pod, tasks map[string]*task) bool {
-	name, number := cmp.Or(pod.Labels["dunlin.dev/vm"], pod.Labels["dunlin.dev/program"]), pod.Labels["dunlin.dev/number"]
-	task := tasks[pod.Namespace+"/"+name]
-	if name == "" || task == nil || !task.placed || pod.Name != name+"-"+number {
-		return false
-	}
-	for copy := 0; copy < task.strength; copy++ {
-		if number == fmt.Sprint(copy) {
-			return demand(pod).Fits(task.demand)
-		}
-	}
-	return false
 }
