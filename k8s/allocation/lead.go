@@ -235,33 +235,6 @@ func (controller *Controller) untold(task Task, binding Binding) bool {
 	return known == nil || !known.Ending && known.Copies[0].Phase == Missing && known.Copies[0].Ticket < binding.Ticket
 }
 
-// returns are of copies that have no place since their node was gone, and are seen where they were, on a node that is there again. They stay: nothing else of the task is
-// placed before that is agreed.
-func (controller *Controller) returns() (changes []Change) {
-	living := controller.state.living()
-	for _, binding := range controller.cluster.Bound {
-		if !controller.waitsFor(binding) || controller.underWay[binding] || len(living) == 0 {
-			continue
-		}
-		task, place := controller.state.Tasks[binding.Task], Place{binding.Node, living[len(changes)%len(living)]}
-		if controller.state.mayBeOn(task, place) == nil {
-			changes = append(changes, Change{Return: &Return{binding.Task, binding.Copy, place, binding.Ticket}})
-		}
-	}
-	return changes
-}
-
-// waitsFor says whether something is bound where the copy was last, which has no other place by now. If its node is gone, it may be that all are, and that they come
-// back with what they have.
-func (controller *Controller) waitsFor(binding Binding) bool {
-	task := controller.state.Tasks[binding.Task]
-	if task == nil || task.Ending || task.Strength == 1 || binding.Copy < 0 || binding.Copy >= len(task.Copies) {
-		return false
-	}
-	copy := task.Copies[binding.Copy]
-	return copy.Phase == Missing && copy.Ticket == binding.Ticket && binding.Ticket > 0
-}
-
 // stray says whether something is bound that, by all that was agreed since, is not to be there.
 func (controller *Controller) stray(binding Binding) bool {
 	task := controller.state.Tasks[binding.Task]

@@ -286,23 +286,6 @@ func (state *State) move(index uint64, move Move) error {
 	return nil
 }
 
-// comesBack asks nothing about room, as a fact does: the copy has what it needs there.
-func (state *State) comesBack(index uint64, back Return) error {
-	task := state.Tasks[back.Task]
-	if task == nil || back.Copy < 0 || back.Copy >= len(task.Copies) {
-		return errNoTask
-	}
-	if copy := task.Copies[back.Copy]; task.Ending || task.Strength == 1 || copy.Phase != Missing || copy.Ticket != back.Ticket || back.Ticket == 0 {
-		return errLate
-	}
-	if err := state.mayBeOn(task, back.Place); err != nil {
-		return err
-	}
-	task.Copies[back.Copy] = Copy{back.Place, Bound, back.Ticket, index}
-	state.hold(task, back.Node, 1)
-	return nil
-}
-
 func (state *State) reassign(reassign Reassign) error {
 	task := state.Tasks[reassign.Task]
 	if task == nil || reassign.Copy < 0 || reassign.Copy >= len(task.Copies) {
