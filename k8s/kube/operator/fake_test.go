@@ -31,6 +31,8 @@ type daemon struct {
 	orders       []string
 	// refuses is what it answers to an order to give a part to another host; nothing if it does as it is told.
 	refuses string
+	// refusesUp and refusesDown are what it answers to an order to start a VM, or to end it; nothing if it does as it is told.
+	refusesUp, refusesDown string
 	// lacks are hosts that refuse a part, and why.
 	lacks map[string]string
 	// asked is how often somebody has asked how its VMs are.
@@ -119,6 +121,11 @@ func (daemon *daemon) answer(conn net.Conn) {
 		}
 	default:
 		daemon.orders = append(daemon.orders, strings.TrimSpace(request.Do+" "+request.Policy))
+		if why := map[string]string{"up": daemon.refusesUp, "down": daemon.refusesDown}[request.Do]; why != "" {
+			_ = out.Encode(map[string]any{"answer": "failed", "why": why, "code": 1})
+			daemon.mutex.Unlock()
+			return
+		}
 	}
 	daemon.mutex.Unlock()
 	_ = out.Encode(map[string]any{"answer": "done"})
@@ -189,6 +196,8 @@ type stage struct {
 	operators map[string]*testbed.Process
 	// lostAfter is how long operators wait for a silent host.
 	lostAfter string
+	// beat is how often operators say that they are there, and tidy up.
+	beat string
 	// standby is the one that daemons name, where there is one.
 	standby string
 	// history is every version of the object that there was.
@@ -197,7 +206,7 @@ type stage struct {
 }
 
 func newStage(t *testing.T) *stage {
-	stage := &stage{T: t, plane: lab.Begin(t), daemons: map[string]*daemon{}, operators: map[string]*testbed.Process{}, lostAfter: "5m"}
+	stage := &stage{T: t, plane: lab.Begin(t), daemons: map[string]*daemon{}, operators: map[string]*testbed.Process{}, lostAfter: "5m", beat: "5m"}
 	stage.plane.Install(t)
 	stage.plane.Rights(t)
 	api, err := client.NewWithWatch(stage.plane.Config(), client.Options{Scheme: scheme(t)})
@@ -250,7 +259,7 @@ func (stage *stage) operator(name, address string) {
 	stage.Helper()
 	kubeconfig := stage.plane.KubeconfigAs(stage.T, "operator-"+name, address, lab.OperatorAccount)
 	process, err := testbed.Start(stage.T, nil, lab.Operator(stage.T), "--kubeconfig", kubeconfig,
-		"--node", name, "--socket", stage.daemons[name].socket, "--images", "/images", "--metrics", "0", "--beat", "5m", "--grace", "5m", "--lost-after", stage.lostAfter)
+		"--node", name, "--socket", stage.daemons[name].socket, "--images", "/images", "--metrics", "0", "--beat", stage.beat, "--grace", "5m", "--lost-after", stage.lostAfter)
 	if err != nil {
 		stage.Fatal(err)
 	}

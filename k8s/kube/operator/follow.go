@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"k8s.io/client-go/tools/record"
@@ -24,7 +25,6 @@ type follower struct {
 	daemon *control.Client
 	report *report
 	host   *host
-	live   client.Reader
 	events record.EventRecorder
 	// changed are objects to be looked at, by their kinds.
 	changed map[*kind]chan event.GenericEvent
@@ -37,10 +37,24 @@ func (follower *follower) NeedLeaderElection() bool { return false }
 
 // Start runs until the context ends.
 func (follower *follower) Start(ctx context.Context) error {
-	beats := make(chan struct{})
+	var beats sync.WaitGroup
+	beats.Add(2)
 	go func() {
-		defer close(beats)
-		follower.beats(ctx)
+		defer beats.Done()
+		follower.beats(ctx, func() {
+			if err := follower.report.write(ctx); err != nil && ctx.Err() == nil {
+				klog.InfoS("the DunlinHost's status was not written; it is tried again", "problem", err)
+			}
+		})
+	}()
+	// It may take minutes, and this host would count as silent meanwhile.
+	go func() {
+		defer beats.Done()
+		follower.beats(ctx, func() {
+			if err := follower.host.tidy(ctx); err != nil && ctx.Err() == nil {
+				klog.InfoS("not tidied up; it is tried again", "problem", err)
+			}
+		})
 	}()
 	for ctx.Err() == nil {
 		err := follower.follow(ctx)
@@ -50,21 +64,16 @@ func (follower *follower) Start(ctx context.Context) error {
 		case <-time.After(time.Second): // nothing tells when a daemon is there
 		}
 	}
-	<-beats
+	beats.Wait()
 	return nil
 }
 
-// beats says how the host is, again and again.
-func (follower *follower) beats(ctx context.Context) {
+// beats does something at each beat, and at once.
+func (follower *follower) beats(ctx context.Context, do func()) {
 	beat := time.NewTicker(follower.beat)
 	defer beat.Stop()
 	for {
-		if err := follower.report.write(ctx); err != nil && ctx.Err() == nil {
-			klog.InfoS("the DunlinHost's status was not written; it is tried again", "problem", err)
-		}
-		if err := follower.host.tidy(ctx, follower.live); err != nil && ctx.Err() == nil {
-			klog.InfoS("not tidied up; it is tried again", "problem", err)
-		}
+		do()
 		select {
 		case <-ctx.Done():
 			return

@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -34,10 +35,13 @@ const (
 // speaks for the object, by those who agree who speaks for the VM: when a host dies with its operator, the one on the new primary goes on. It is the same for
 // a program; in this file, what is said of a VM is meant of both.
 //
-// Invariants: 1. before a VM is started the object says "starting", in a version in which it was not being deleted. 2. a status of an earlier term never
-// takes the place of a later one's. 3. what this host may have of a VM is written into its DunlinHost before the daemon can have it.
+// Invariants: 1. before a VM is started the object says "starting" (or "refused", where it was tried before), and is read once more, as etcd has it: it is not being
+// deleted then. 2. a status of an earlier term never takes the place of a later one's. 3. what this host may have of a VM is written into its DunlinHost before the
+// daemon can have it.
 type host struct {
 	client.Client
+	// live reads what is agreed in etcd, and not what a cache has.
+	live   client.Reader
 	name   string
 	daemon *control.Client
 	report *report
@@ -54,6 +58,12 @@ type host struct {
 	refusals map[string]refusedBy
 	// led are the VMs whose groups this host leads, as its daemon said last.
 	led map[string]bool
+	// notStarted are VMs that were not started when this host tried, and when it may try again.
+	notStarted map[string]time.Time
+	// deleted are when this operator saw first that a VM's object is deleted, by its own clock.
+	deleted map[string]time.Time
+	// alone is for how many beats in a row each VM was seen that nobody knows any more; only [host.tidy] uses it.
+	alone map[string]int
 }
 
 func (host *host) look(ctx context.Context, object v1alpha1.Protected) (ctrl.Result, error) {
@@ -94,56 +104,6 @@ func (host *host) look(ctx context.Context, object v1alpha1.Protected) (ctrl.Res
 	})
 }
 
-// start starts a VM on its hosts.
-func (host *host) start(ctx context.Context, object v1alpha1.Protected) (ctrl.Result, error) {
-	text, err := host.limits.File(object)
-	if err != nil {
-		// It stays so: neither a VM's hardware nor a program changes.
-		return ctrl.Result{}, host.refused(ctx, object, "NotAllowed", err)
-	}
-	if again, err := host.waitsForStandby(ctx, object); again > 0 || err != nil {
-		return ctrl.Result{RequeueAfter: again}, err
-	}
-	err = change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
-		status.State = "starting"
-		set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionFalse, "Starting", "it is being started on "+host.name)
-	})
-	if err != nil {
-		return ctrl.Result{}, err
-	}
-	ctx, end := context.WithTimeout(ctx, longest)
-	defer end()
-	if err := host.daemon.Up(ctx, object.GetName(), text); err != nil {
-		return ctrl.Result{RequeueAfter: later}, host.refused(ctx, object, "Refused", err)
-	}
-	// The daemon tells what becomes of it.
-	return ctrl.Result{}, nil
-}
-
-// refused says why a VM is not started, once for each reason.
-func (host *host) refused(ctx context.Context, object v1alpha1.Protected, reason string, why error) error {
-	isNew := false
-	err := change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
-		status.State = "refused"
-		before := append([]metav1.Condition(nil), status.Conditions...)
-		set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionFalse, reason, why.Error())
-		isNew = !said(before, why.Error())
-	})
-	if err == nil && isNew {
-		host.events.Event(object, v1.EventTypeWarning, reason, "it is not started: "+why.Error())
-	}
-	return err
-}
-
-func said(conditions []metav1.Condition, message string) bool {
-	for _, condition := range conditions {
-		if condition.Message == message {
-			return true
-		}
-	}
-	return false
-}
-
 // speaks says whether this host is the one that leads the VM's group, as far as anybody has told. One that is cut off from the others believes so for
 // longer than they do: the object has a later term then.
 func (host *host) speaks(object v1alpha1.Protected, here control.VM) bool {
@@ -177,12 +137,23 @@ func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here con
 		asAsked = append(asAsked, refused)
 	}
 	stays := host.stays(ctx, object, here)
+	isSilent, err := host.isSilent(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if isSilent {
+		again = earlier(again, later)
+	}
 	before, moving, placement, kind := object.Seen().Primary, object.Seen().Moving, object.Seen().Placement, kindOf(object)
-	err := change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
+	err = change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
 		host.followGroup(here, stays, status)
 		shrink(object.Asked().Strength, here, status)
 		host.tellRefusal(object, here, status)
+		words := slices.Clone(status.Conditions)
 		host.tell(object, here, asAsked, status)
+		if isSilent {
+			keepSilence(words, &status.Conditions)
+		}
 	})
 	if err != nil {
 		return ctrl.Result{}, err
@@ -199,6 +170,23 @@ func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here con
 		return ctrl.Result{RequeueAfter: earlier(again, drained)}, err
 	}
 	return ctrl.Result{RequeueAfter: again}, nil
+}
+
+// isSilent says whether this host counts as silent although it speaks: its DunlinHost was not written for a while.
+func (host *host) isSilent(ctx context.Context) (bool, error) {
+	own := &v1alpha1.DunlinHost{}
+	err := host.Get(ctx, client.ObjectKey{Name: host.name}, own)
+	return err != nil || !isHeard(own), client.IgnoreNotFound(err)
+}
+
+// keepSilence leaves what the elected operator says of a silent host ([placer.look]) until that host is heard again: of two who write a condition in turns each would
+// have the other one look again, without end.
+func keepSilence(before []metav1.Condition, now *[]metav1.Condition) {
+	for _, condition := range before {
+		if condition.Reason == hostSilent {
+			meta.SetStatusCondition(now, condition)
+		}
+	}
 }
 
 func (host *host) leads(vm string) bool {
@@ -337,6 +325,8 @@ func (host *host) stands(ctx context.Context, object v1alpha1.Protected) (bool, 
 // end ends the VM of a deleted object: its guest is asked, and after a while it is not asked any more.
 func (host *host) end(ctx context.Context, object v1alpha1.Protected, here control.VM) (ctrl.Result, error) {
 	forget(object)
+	// Also where another host leads: its time does not begin anew when this one does.
+	left := host.graceLeft(here.Name, time.Now())
 	// It may have got its part since it said that it has nothing: as a standby.
 	err := change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) { status.Gone = without(status.Gone, host.name) })
 	if err != nil {
@@ -351,7 +341,6 @@ func (host *host) end(ctx context.Context, object v1alpha1.Protected, here contr
 	if here.Leader != "" && !host.speaks(object, here) || here.Leader == "" && here.Role == "witness" {
 		return again, nil
 	}
-	left := host.grace - time.Since(object.GetDeletionTimestamp().Time)
 	if left > 0 {
 		again.RequeueAfter = left
 	}
@@ -369,11 +358,14 @@ func (host *host) end(ctx context.Context, object v1alpha1.Protected, here contr
 	var refused *control.Refused
 	if errors.As(err, &refused) {
 		return again, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
-			set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionUnknown, "Ending", refused.Why)
+			set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionUnknown, notEnded, refused.Why)
 		})
 	}
 	return again, nil
 }
+
+// notEnded is the reason of Running where the daemon of the host that ends a VM refuses to. The elected operator leaves that as it is while that host is heard.
+const notEnded = "NotEnded"
 
 // isLeftBehind says whether a deleted object's VM is on this host alone: it was away while the VM ended, and nobody is left who could tell it, or lead with it.
 func isLeftBehind(object v1alpha1.Protected, here control.VM, name string) bool {
@@ -403,43 +395,27 @@ func (host *host) forgetAsked(vm string) {
 	delete(host.asked, vm)
 }
 
-// tidy takes away what is left here of objects that are no more: of a host that was not there when its VM was ended. A VM that is led by somebody is
-// never ended because an object is not found: somebody may have brought an old state of Kubernetes back.
-func (host *host) tidy(ctx context.Context, live client.Reader) error {
-	status, err := host.daemon.Status(ctx)
-	if err != nil {
-		return nil
+// graceLeft is for how long the guest of a deleted object's VM may still take to switch itself off. It begins when this operator sees the deletion: the API server's clock
+// is another one, and where that is behind, no guest would be asked.
+func (host *host) graceLeft(vm string, now time.Time) time.Duration {
+	host.mutex.Lock()
+	defer host.mutex.Unlock()
+	since, known := host.deleted[vm]
+	if !known {
+		if host.deleted == nil {
+			host.deleted = map[string]time.Time{}
+		}
+		since = now
+		host.deleted[vm] = now
 	}
-	for _, mine := range host.report.remembered() {
-		kind := kindNamed(mine.Kind)
-		object := kind.empty()
-		err := live.Get(ctx, client.ObjectKey{Namespace: mine.Namespace, Name: mine.Name}, object)
-		if err == nil && NameOnHosts(object) == mine.VM {
-			// Its part may have gone to another host.
-			if _, isLeft := status.Find(mine.VM); !isLeft && object.Seen().Placement != nil && !has(object.Seen().Hosts(), host.name) {
-				host.report.forget(mine)
-			}
-			continue
-		}
-		// A server that does not know the kind says that there is none of it, too.
-		if err != nil && (!apierrors.IsNotFound(err) || apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)) {
-			return err
-		}
-		host.forgetAsked(mine.VM)
-		left, isLeft := status.Find(mine.VM)
-		if !isLeft {
-			host.report.forget(mine)
-			continue
-		}
-		if left.Leader != "" {
-			return fmt.Errorf("%s '%s' has no %s any more and host '%s' serves it: 'dunlin down %s' ends it", kind.word, mine.VM, kind.name, left.Leader, mine.VM)
-		}
-		ctx, end := context.WithTimeout(ctx, longest)
-		err = host.daemon.Forget(ctx, mine.VM)
-		end()
-		if err != nil {
-			return fmt.Errorf("what is left of %s '%s': %w", kind.word, mine.VM, err)
-		}
-	}
-	return nil
+	return host.grace - now.Sub(since)
+}
+
+// forgetAll leaves out what is remembered of a VM that is no more.
+func (host *host) forgetAll(vm string) {
+	host.forgetAsked(vm)
+	host.mutex.Lock()
+	defer host.mutex.Unlock()
+	delete(host.deleted, vm)
+	delete(host.notStarted, vm)
 }

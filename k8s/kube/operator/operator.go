@@ -136,11 +136,11 @@ func beBeside(manager ctrl.Manager, options Options) error {
 		vms: map[string]v1alpha1.HostVM{}, times: map[string]int{},
 	}
 	host := &host{
-		Client: manager.GetClient(), name: options.Node, daemon: daemon, report: report, events: events, limits: options.Limits, grace: options.Grace,
+		Client: manager.GetClient(), live: manager.GetAPIReader(), name: options.Node, daemon: daemon, report: report, events: events, limits: options.Limits, grace: options.Grace,
 		asked: map[string]uint64{}, orders: map[string]told{},
 	}
 	follower := &follower{
-		Client: manager.GetClient(), name: options.Node, daemon: daemon, report: report, host: host, live: manager.GetAPIReader(), events: events,
+		Client: manager.GetClient(), name: options.Node, daemon: daemon, report: report, host: host, events: events,
 		changed: map[*kind]chan event.GenericEvent{}, beat: options.Beat,
 	}
 	everyone, several := false, 4

@@ -5,8 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/record"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -61,25 +63,36 @@ func (placer *placer) turn(ctx context.Context, object v1alpha1.Protected) (ctrl
 	if changed, err := placer.heed(ctx, object, &seen); changed || err != nil {
 		return ctrl.Result{RequeueAfter: seen.again}, err
 	}
-	pods, missing, err := placer.complete(ctx, object, pods, seen)
+	missing, err := placer.complete(ctx, object, pods, seen)
+	if missing != "" {
+		// Nobody tells when somebody else's Pod of that name is gone, or a quota has room.
+		seen.again = earlier(seen.again, lookAgain)
+	}
 	switch {
-	case err != nil || missing != "":
-		err = placer.say(ctx, object, "NoPods", missing, err)
+	case err != nil:
 	case object.Seen().Placement != nil:
-		err = placer.look(ctx, object, pods, seen)
+		err = placer.look(ctx, object, pods, seen, missing)
+	case missing != "":
+		err = placer.say(ctx, object, "NoPods", missing)
 	default:
-		err = placer.place(ctx, object, pods, hosts)
+		var again time.Duration
+		again, err = placer.place(ctx, object, pods, hosts)
+		seen.again = earlier(seen.again, again)
 	}
 	return ctrl.Result{RequeueAfter: seen.again}, err
 }
 
-func (placer *placer) place(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, hosts map[string]*v1alpha1.DunlinHost) error {
+func (placer *placer) place(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, hosts map[string]*v1alpha1.DunlinHost) (again time.Duration, err error) {
 	kind := kindOf(object)
 	placement, why := placer.choose(ctx, object, pods, hosts)
 	if placement == nil {
-		return placer.say(ctx, object, "WaitsForPlaces", why, nil)
+		return 0, placer.say(ctx, object, "WaitsForPlaces", why)
 	}
-	err := change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
+	if other := hasItAlready(object, placement, hosts); other != "" {
+		// Nobody is told of each VM that a host has forgotten.
+		return lookAgain, placer.say(ctx, object, "IsElsewhere", other)
+	}
+	err = change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
 		status.Placement, status.VM, status.Witness, status.Standby = placement, NameOnHosts(object), placement.Witness, placement.Standby
 		set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionTrue, "Placed", itsHosts(placement))
 	})
@@ -91,14 +104,28 @@ func (placer *placer) place(ctx context.Context, object v1alpha1.Protected, pods
 		placer.events.Eventf(object, v1.EventTypeNormal, "Placed", "its copies have places on %s%s; on its hosts it is %s '%s'",
 			strings.Join(placement.Members, " and "), standby, kind.word, NameOnHosts(object))
 	}
-	return err
+	return 0, err
+}
+
+// hasItAlready says which host, beside those that a VM is to have, has said that it may have something of that very VM; nothing if none has. The VM has no hosts, as far
+// as Kubernetes knows, and runs there all the same where somebody has brought an old state of Kubernetes back. It must not be started a second time elsewhere.
+func hasItAlready(object v1alpha1.Protected, placement *v1alpha1.Placement, hosts map[string]*v1alpha1.DunlinHost) string {
+	var others []string
+	for name, host := range hosts {
+		if remembers(host, object) && !has(placement.Hosts(), name) && name != placement.Standby {
+			others = append(others, "'"+name+"'")
+		}
+	}
+	if len(others) == 0 {
+		return ""
+	}
+	slices.Sort(others)
+	return fmt.Sprintf("host %[1]s may have it already, as '%[2]s', from before an old state of Kubernetes was brought back: it is not started on %[3]s as long as that is so. "+
+		"'dunlin status' there says whether it runs, and 'dunlin down %[2]s' ends it", strings.Join(others, " and "), NameOnHosts(object), strings.Join(placement.Hosts(), ", "))
 }
 
 // say sets Placed to false, with the reason.
-func (placer *placer) say(ctx context.Context, object v1alpha1.Protected, reason, why string, err error) error {
-	if err != nil {
-		return err
-	}
+func (placer *placer) say(ctx context.Context, object v1alpha1.Protected, reason, why string) error {
 	return change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
 		set(&status.Conditions, object.GetGeneration(), Placed, metav1.ConditionFalse, reason, why)
 		if status.State == "" {
@@ -188,7 +215,8 @@ func (placer *placer) leastBusy(ctx context.Context, free []string) string {
 
 // look has parts go to other hosts where theirs are away, and says of a VM that has its hosts what nobody says who serves it: that its Pods are there, and
 // that nobody serves it.
-func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) error {
+// missing is why a Pod could not be made, if one could not.
+func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view, missing string) error {
 	if changed, err := placer.grow(ctx, object, pods, seen); changed || err != nil {
 		return err
 	}
@@ -196,8 +224,11 @@ func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods 
 		return err
 	}
 	placement, kind, hosts := object.Seen().Placement, kindOf(object), seen.hosts
-	reason, waiting := seen.explain(object, pods)
-	serves, gone := hosts[object.Seen().Primary], 0
+	reason, waiting := "NoPods", []string{missing}
+	if missing == "" {
+		reason, waiting = seen.explain(object, pods)
+	}
+	serves, starts, gone := hosts[object.Seen().Primary], hosts[placement.Members[0]], 0
 	for _, member := range placement.Members {
 		if has(object.Seen().Gone, member) {
 			gone++
@@ -218,11 +249,20 @@ func (placer *placer) look(ctx context.Context, object v1alpha1.Protected, pods 
 			set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionFalse, "Ended", "it does not run")
 		case object.Seen().Primary != "" && (serves == nil || !isHeard(serves)):
 			why := fmt.Sprintf("host '%s', which served it last, is not heard, and no other one says that it serves it", object.Seen().Primary)
-			set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionUnknown, "HostSilent", why)
-			set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionUnknown, "HostSilent", why)
+			set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionUnknown, hostSilent, why)
+			set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionUnknown, hostSilent, why)
+		case object.Seen().Started == nil && object.Seen().Primary == "" && (starts == nil || !isHeard(starts)):
+			// That host has said nothing of it, or that it begins; whether it has begun it alone knows, so no other one may begin.
+			why := fmt.Sprintf("host '%[1]s', which is to start it, is not heard: it waits for that host. Where that one does not come back, delete the object, and make it again", placement.Members[0])
+			if running := meta.FindStatusCondition(status.Conditions, Running); running == nil || running.Reason == "Starting" {
+				set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionUnknown, hostSilent, why)
+			}
 		}
 	})
 }
+
+// hostSilent is the reason of Running and Protected where the host is silent that would say something else.
+const hostSilent = "HostSilent"
 
 // move writes which part goes to another host, or that none does where that one is away itself; and whether it has written something.
 func (placer *placer) move(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) (bool, error) {
@@ -275,6 +315,10 @@ func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) err
 		if waits := holdUp(object, hosts); waits != "" {
 			return change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
 				status.State = "ending"
+				if running := meta.FindStatusCondition(status.Conditions, Running); running != nil && running.Reason == notEnded && strings.HasPrefix(waits, beingEnded(kind)) {
+					// The host that ends it has said why it has not.
+					return
+				}
 				set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionUnknown, "Ending", waits)
 			})
 		}
@@ -301,6 +345,8 @@ func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) err
 	return client.IgnoreNotFound(placer.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
 }
 
+func beingEnded(kind *kind) string { return "the " + kind.word + " is being ended on host " }
+
 // holdUp is what a deleted object waits for; nothing if it may go.
 func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) string {
 	word, status := kindOf(object).word, object.Seen()
@@ -318,7 +364,7 @@ func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) st
 		}
 	}
 	if len(heard) > 0 {
-		return "the " + word + " is being ended on host " + strings.Join(heard, " and ")
+		return beingEnded(kindOf(object)) + strings.Join(heard, " and ")
 	}
 	groups := [][]string{status.Placement.Hosts()}
 	if moving := status.Moving; moving != nil && moving.Part != PartStandby {

@@ -151,7 +151,7 @@ func strengthOf(object v1alpha1.Protected) int {
 // relabel has all Pods of a placed task say the R that it has now, the first copy's last: by that one schedulers go.
 func (placer *placer) relabel(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod) error {
 	strength := fmt.Sprint(strengthOf(object))
-	for number := len(pods) - 1; number >= 0; number-- {
+	for number := strengthOf(object) - 1; number >= 0; number-- {
 		pod := pods[number]
 		if pod == nil || pod.Labels[v1alpha1.StrengthLabel] == strength || object.Seen().Placement == nil {
 			continue
@@ -172,8 +172,8 @@ func (placer *placer) takeAway(ctx context.Context, pod *v1.Pod) error {
 	return client.IgnoreNotFound(placer.Delete(ctx, pod, client.GracePeriodSeconds(0), as))
 }
 
-// complete takes Pods away that are where their copies are not to be, and makes those that are missing; or it says why one cannot be made.
-func (placer *placer) complete(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) (map[int]*v1.Pod, string, error) {
+// complete takes Pods away that are where their copies are not to be, and makes those that are missing, in pods; or it says why one cannot be made.
+func (placer *placer) complete(ctx context.Context, object v1alpha1.Protected, pods map[int]*v1.Pod, seen view) (missing string, err error) {
 	for number := 0; number < strengthOf(object); number++ {
 		var wish []string
 		if object.Seen().Placement != nil {
@@ -181,7 +181,7 @@ func (placer *placer) complete(ctx context.Context, object v1alpha1.Protected, p
 		}
 		if there := pods[number]; there != nil && !placer.fits(object, number, there, wish, seen) {
 			if err := placer.takeAway(ctx, there); err != nil {
-				return nil, "", err
+				return "", err
 			}
 			delete(pods, number)
 		}
@@ -192,14 +192,18 @@ func (placer *placer) complete(ctx context.Context, object v1alpha1.Protected, p
 			// There is no other host, and [host.carryOut] says so.
 			continue
 		}
-		made, missing, err := placer.make(ctx, object, number, wish, seen.hosts)
-		if err != nil || missing != "" {
-			return nil, missing, err
+		made, why, err := placer.make(ctx, object, number, wish, seen.hosts)
+		if err != nil {
+			return "", err
+		}
+		if why != "" {
+			// Nor the others: whoever has one Pod of that name is to have all.
+			return why, nil
 		}
 		pods[number] = made
 	}
 	// After the Pod is there that comes on top: where its copy may go is its to say.
-	return pods, "", placer.relabel(ctx, object, pods)
+	return "", placer.relabel(ctx, object, pods)
 }
 
 // fits says whether a Pod may stay as it is.

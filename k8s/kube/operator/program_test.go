@@ -315,6 +315,29 @@ func TestAProgramWithAVMsNameSaysSo(t *testing.T) {
 		}
 		return fmt.Errorf("%v: %+v", err, program.Status)
 	})
+	// Where somebody else's Pod is gone later, nobody tells of that, and it is looked at again.
+	other := &v1.Pod{ObjectMeta: named("later-0"), Spec: v1.PodSpec{SchedulerName: "nobody", Containers: []v1.Container{{Name: "c", Image: "none"}}}}
+	stage.create(other)
+	later := program.DeepCopy()
+	later.ObjectMeta = named("later")
+	stage.create(later)
+	testbed.Until(t, "the other program says so", func() error {
+		err := stage.api.Get(context.Background(), client.ObjectKeyFromObject(later), later)
+		if err == nil && !says(later, operator.Placed, metav1.ConditionFalse, "Pod 'later-0' is there already") {
+			err = fmt.Errorf("%+v", later.Status)
+		}
+		return err
+	})
+	if err := stage.api.Delete(context.Background(), other, client.GracePeriodSeconds(0)); err != nil {
+		t.Fatal(err)
+	}
+	testbed.Until(t, "it has its Pod", func() error {
+		err := stage.api.Get(context.Background(), client.ObjectKeyFromObject(other), other)
+		if err == nil && !metav1.IsControlledBy(other, later) {
+			err = fmt.Errorf("%+v", other.ObjectMeta)
+		}
+		return err
+	})
 	now := &v1.Pod{}
 	if err := stage.api.Get(context.Background(), client.ObjectKeyFromObject(pod), now); err != nil || now.UID != pod.UID || now.DeletionTimestamp != nil {
 		t.Errorf("the VM's Pod: %v, %+v", err, now.ObjectMeta)
