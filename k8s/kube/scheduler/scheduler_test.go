@@ -204,6 +204,52 @@ func TestCopiesStayWhereAllNodesAreSilent(t *testing.T) {
 	same("they are back")
 }
 
+// A Pod that stays for a while after it was deleted, since it has a finalizer and its node is dead, is not deleted again and again.
+func TestAPodThatStaysIsDeletedInPeace(t *testing.T) {
+	cluster := begin(t, 4)
+	for number := 0; number < 3; number++ {
+		copy := lab.Copy("shop", number, 3, "1", "512Mi")
+		if number == 1 {
+			copy.Finalizers = []string{"dunlin.dev/test"}
+		}
+		cluster.create(copy)
+	}
+	cluster.settled()
+	before := cluster.pod("shop-1")
+	cluster.setReady(before.Spec.NodeName, v1.ConditionUnknown)
+	cluster.until("it is being deleted", func() error {
+		if pod := cluster.pod("shop-1"); pod.DeletionTimestamp == nil {
+			return fmt.Errorf("it is on node '%s'", pod.Spec.NodeName)
+		}
+		return nil
+	})
+	deletions := func() (count int) {
+		for _, proxy := range cluster.proxies {
+			for _, request := range proxy.Done() {
+				if request.Method == http.MethodDelete && strings.HasSuffix(request.Path, "/pods/shop-1") {
+					count++
+				}
+			}
+		}
+		return count
+	}
+	first := deletions()
+	time.Sleep(3 * time.Second) // nothing tells that nothing happens
+	if count := deletions() - first; count > 13 {
+		t.Errorf("in three seconds it was deleted %d times", count)
+	}
+	// Made anew it has none.
+	cluster.mutex.Lock()
+	cluster.wanted["shop-1"] = lab.Copy("shop", 1, 3, "1", "512Mi")
+	cluster.mutex.Unlock()
+	patch := []byte(`{"metadata":{"finalizers":null}}`)
+	if _, err := cluster.client.CoreV1().Pods("default").Patch(context.Background(), "shop-1", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	cluster.until("the copy is elsewhere", func() error { return differs(cluster.pod("shop-1"), before.Spec.NodeName) })
+	cluster.settled()
+}
+
 // A lost copy goes where its Pod asks to go, whatever other nodes have room; and one that asks for its own node alone holds no place elsewhere meanwhile.
 func TestALostCopyGoesWhereItsPodAsks(t *testing.T) {
 	cluster := begin(t, 5)
