@@ -109,7 +109,9 @@ type Controller struct {
 	heard     map[string]time.Duration
 	saidAt    time.Duration
 	// lease is until when nobody else can have taken the office, by the clock: pauses count.
-	lease      time.Duration
+	lease time.Duration
+	// leadsUntil is somewhat later, and before anybody else may take the office, too: what this one has begun to let in until then ends before.
+	leadsUntil time.Duration
 	saying     bool
 	proposedAt time.Duration
 
@@ -154,7 +156,7 @@ func (controller *Controller) Leads() bool { return controller.state.Office.Lead
 
 // MayLead says whether it leads and nobody else can: where it was not heard for a while, another one may have taken the office and it has not read that.
 func (controller *Controller) MayLead(now time.Duration) bool {
-	return controller.Leads() && now < controller.lease
+	return controller.Leads() && now < controller.leadsUntil
 }
 
 // Waits says of each wanted task that is not placed why it waits, as the leading controller found last.
@@ -191,6 +193,7 @@ func (controller *Controller) Agreed(now time.Duration, index uint64, entry Entr
 	if controller.saying && entry.By == controller.name && entry.Life == controller.life && entry.Number == controller.number {
 		controller.saying = false
 		controller.lease = controller.proposedAt + controller.timing.Dead/2
+		controller.leadsUntil = controller.proposedAt + controller.timing.Dead*3/4
 		for _, change := range controller.sent.Changes {
 			if word := change.word(); word != nil {
 				delete(controller.told, *word)
