@@ -47,6 +47,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
                 sack,
                 differs_percent: differs,
                 drop_percent: drops,
+                mute_percent: 0,
                 patience_us,
                 passive_percent: passive,
                 resets: true,
@@ -133,6 +134,23 @@ fn conversations_that_nobody_chose_hold_as_well() {
 fn plans(count: usize) -> impl Iterator<Item = Plan> {
     let mut runner = TestRunner::deterministic();
     (0..count).map(move |_| any_plan().new_tree(&mut runner).expect("a plan").current())
+}
+
+/// A VM may lose what it says on its way out as well, each its own: what was never compared must not leave as told before.
+#[test]
+fn what_a_vm_loses_on_its_way_out_was_told_to_nobody() {
+    for mute_percent in [2, 20] {
+        for plan in plans(500) {
+            let plan = Plan {
+                mute_percent,
+                differs_percent: 30,
+                ..plan
+            };
+            if let Err(why) = converse(&plan) {
+                panic!("{why} in {plan:?}");
+            }
+        }
+    }
 }
 
 /// A check that never gets there shows nothing.

@@ -42,6 +42,8 @@ pub struct Plan {
     pub differs_percent: u8,
     /// Of the inputs, inside each VM.
     pub drop_percent: u8,
+    /// Of the outputs, inside each VM.
+    pub mute_percent: u8,
     /// How long output waits before it brings a sync.
     pub patience_us: u32,
     /// How many of the syncs leave a backup that does not run in the next epoch.
@@ -285,16 +287,28 @@ impl World {
         self.release()
     }
 
+    /// What of its words a VM loses on their way out nobody hears.
+    fn gets_out(random: &mut Random, mute_percent: u8, frames: Vec<Frame>) -> Vec<Frame> {
+        let is_lost = |_: &Frame| mute_percent > 0 && random.percent(mute_percent);
+        let lost: Vec<bool> = frames.iter().map(is_lost).collect();
+        let all = frames.into_iter().zip(lost);
+        all.filter(|(_, lost)| !lost).map(|(frame, _)| frame).collect()
+    }
+
+    fn mute_percent(&self) -> u8 {
+        if self.is_calm() { 0 } else { self.plan.mute_percent }
+    }
+
     fn faults(&self) -> Option<u8> {
         (!self.is_calm()).then_some(self.plan.drop_percent)
     }
 
     fn primary_works(&mut self) -> Result<(), String> {
-        let faults = self.faults();
+        let (faults, mute) = (self.faults(), self.mute_percent());
         match self.primary.work(&self.agreed, self.now, faults, false) {
             Worked::Stands => self.draw_line(),
             Worked::Said(frames) => {
-                for frame in frames {
+                for frame in Self::gets_out(&mut self.primary.random, mute, frames) {
                     let seg = read(&frame).ok_or("a checksum of the model is wrong")?;
                     let early = match self.plan.broken {
                         Some(Broken::ReleasesAll) => true,
@@ -312,6 +326,7 @@ impl World {
     }
 
     fn backup_works(&mut self) -> Result<(), String> {
+        let mute = self.mute_percent();
         let (faults, blind) = (self.faults(), self.plan.broken == Some(Broken::TranslatesNothing));
         let Some(backup) = &mut self.backup else {
             return Ok(());
@@ -325,6 +340,7 @@ impl World {
                 }
             }
             Worked::Said(frames) => {
+                let frames = Self::gets_out(&mut backup.random, mute, frames);
                 for frame in &frames {
                     backup.output.said(frame.clone(), self.now);
                 }

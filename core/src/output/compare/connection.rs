@@ -7,7 +7,8 @@
 //! stamps and everything below TCP do not matter.
 //!
 //! Invariants:
-//! 1. Nothing is told that the backup has not said, or that a sync has not covered.
+//! 1. Nothing is told that the backup has not said, or that a sync has not covered. What the primary's VM loses on its way out was told to
+//!    nobody, whatever left after it, and is compared when it is repeated.
 //! 2. Segments leave in the primary's order, what only repeats what was told as well: its timestamp is newer than those
 //!    of what waits, and a client that hears it first throws away what comes later (PAWS). While nothing waits, it
 //!    leaves at once.
@@ -19,8 +20,10 @@
 //! there; the difference is that of the two SYNs. Not here: what clients see after a fail-over (`rewriter`).
 
 use super::partial_ack::PartialAck;
+use super::pieces::Pieces;
 use super::place::{Found, SHOWN_BYTES, alike, shown};
-use super::said::{Said, after, later};
+use super::said::{after, later};
+use super::told::Told;
 use super::types::{Difference, FrameId};
 use crate::agreed::Frame;
 use crate::output::packet::Segment;
@@ -74,9 +77,25 @@ impl Words {
         self.seq.wrapping_add(len)
     }
 
+    /// Without bytes, SYN or FIN.
+    fn is_empty(&self) -> bool {
+        self.end() == self.seq
+    }
+
     /// Where its payload begins.
     fn payload_at(&self) -> u32 {
         self.seq.wrapping_add(u32::from(self.syn))
+    }
+
+    /// Where its payload ends.
+    fn payload_end(&self) -> u32 {
+        self.payload_at().wrapping_add(self.payload.len() as u32)
+    }
+
+    /// What of its payload, which has them all, lies between two positions.
+    fn between(&self, from: u32, to: u32) -> &[u8] {
+        let at = |position: u32| position.wrapping_sub(self.payload_at()) as usize;
+        &self.payload[at(from)..at(to)]
     }
 }
 
@@ -103,8 +122,11 @@ impl Beginning {
 /// What is known of a connection.
 #[derive(Debug, Default)]
 pub struct Connection {
-    /// What the client was told: everything before this position, and that everything before that one arrived.
-    told_to: Option<u32>,
+    /// Which bytes the client was told. An acknowledgement tells none by its place: what lies before that may have been lost inside the VM.
+    told: Told,
+    /// The furthest place that it was told of, by bytes or by an acknowledgement's own place.
+    told_place: Option<u32>,
+    /// Everything before this position was told to have arrived.
     told_ack: Option<u32>,
     /// The furthest byte that the client was told to have arrived out of order, since the last sync.
     told_edge: Option<u32>,
@@ -114,7 +136,8 @@ pub struct Connection {
     told_bytes: u64,
     ours: Beginning,
     theirs: Beginning,
-    said: Said,
+    /// What the backup has said of what the client was not told.
+    said: Pieces,
     said_ack: Option<u32>,
     said_fin: Option<u32>,
     /// Its resets that were not said here yet. There may be many, one for each stray segment, each at its own place.
@@ -136,8 +159,11 @@ impl Connection {
             isn: self.ours.isn,
             count: 0,
         };
+        // Where they are one again they hold the same before what was told, said or lost.
+        self.told.covered();
         *self = Self {
-            told_to: self.told_to,
+            told: std::mem::take(&mut self.told),
+            told_place: self.told_place,
             told_ack: self.told_ack,
             told_isn: self.told_isn,
             told_bytes: self.told_bytes,
@@ -170,7 +196,7 @@ impl Connection {
         }
         let mut newest = self.waiting.iter().rev().filter(|(_, words)| !words.rst);
         let partial = PartialAck {
-            seq: self.told_to.unwrap_or(front.seq),
+            seq: self.told_place.unwrap_or(front.seq),
             ticks: front.ticks,
             window: front.window,
             primary_ack: newest.find_map(|(_, words)| words.ack)?,
@@ -189,7 +215,7 @@ impl Connection {
     /// The backup's words, in its own numbers. The change of bytes kept.
     pub fn backup_said(&mut self, words: Words) -> usize {
         if words.syn && self.theirs.saw(words.seq) {
-            self.said = Said::default();
+            self.said = Pieces::default();
             self.said_ack = None;
             self.said_fin = None;
             self.said_rst.clear();
@@ -238,10 +264,19 @@ impl Connection {
         let Some((_, words)) = self.waiting.front() else {
             return Found::default();
         };
-        let (from, new) = self.new_bytes(words);
-        let equal = alike(new, &self.said.bytes_from(from, new.len()));
+        let (mut from, mut new) = (words.payload_end(), &[][..]);
+        let mut alike_before = 0;
+        let mut equal = 0;
+        for (start, end) in self.untold(words) {
+            alike_before += equal;
+            (from, new) = (start, words.between(start, end));
+            equal = alike(new, &self.said.bytes_from(from, new.len()));
+            if equal < new.len() {
+                break;
+            }
+        }
         Found {
-            at_byte: self.told_bytes + equal as u64,
+            at_byte: self.told_bytes + (alike_before + equal) as u64,
             from_beginning: self.told_isn.is_some() && self.told_isn == self.ours.isn,
             primary: shown(new, equal),
             backup: self.said.bytes_from(from.wrapping_add(equal as u32), SHOWN_BYTES),
@@ -258,7 +293,7 @@ impl Connection {
     /// Says no more until the next sync.
     pub fn give_up(&mut self) {
         self.differs = true;
-        self.said = Said::default();
+        self.said = Pieces::default();
         self.early.clear();
         self.early_bytes = 0;
     }
@@ -270,7 +305,8 @@ impl Connection {
 
     /// A new connection of the same name: what was told of the old one means nothing.
     fn begin_here(&mut self) {
-        self.told_to = None;
+        self.told = Told::default();
+        self.told_place = None;
         self.told_ack = None;
         self.told_edge = None;
         if !self.waiting.is_empty() {
@@ -316,16 +352,18 @@ impl Connection {
             self.said_fin = Some(at(words.end().wrapping_sub(1)));
         }
         if !words.payload.is_empty() && !self.differs {
-            self.said.add(at(words.payload_at()), &words.payload);
-            if let Some(told_to) = self.told_to {
-                self.said.forget_before(told_to);
+            let from = at(words.payload_at());
+            let place = |position: u32| position.wrapping_sub(from) as usize;
+            for (start, end) in self.told.untold(from, at(words.payload_end())) {
+                self.said
+                    .add(start, &words.payload.slice(place(start)..place(end)));
             }
         }
     }
 
     /// Whether there is nothing in it that the client does not know.
     fn was_told(&self, words: &Words) -> bool {
-        let known_bytes = words.end() == words.seq || self.told_to.is_some_and(|to| !after(words.end(), to));
+        let known_bytes = words.is_empty() || self.told.is_told(words.seq, words.end());
         let known_ack = words
             .ack
             .is_none_or(|ack| self.told_ack.is_some_and(|told| !after(ack, told)));
@@ -345,16 +383,21 @@ impl Connection {
         }
         let end = words.end();
         if words.syn && self.told_isn.replace(words.seq) != Some(words.seq) {
-            (self.told_to, self.told_ack) = (None, None);
+            (self.told, self.told_place, self.told_ack) = (Told::default(), None, None);
             self.told_bytes = 0;
         }
-        let (_, new) = self.new_bytes(words);
-        self.told_bytes += new.len() as u64;
-        self.told_to = Some(self.told_to.map_or(end, |to| later(to, end)));
+        let new: usize = self
+            .untold(words)
+            .map(|(from, to)| words.between(from, to).len())
+            .sum();
+        self.told_bytes += new as u64;
+        self.told.tell(words.seq, end);
+        self.told_place = Some(self.told_place.map_or(end, |place| later(place, end)));
+        self.said.forget_far_before(end);
+        self.said.forget(words.seq, end);
         if let Some(ack) = words.ack {
             self.told_ack = Some(self.told_ack.map_or(ack, |told| later(told, ack)));
         }
-        self.said.forget_before(end);
     }
 
     /// Whether the backup has said all of it. An error if it has said something else.
@@ -387,29 +430,25 @@ impl Connection {
         Ok(whole)
     }
 
-    /// What the client was not told of these words' bytes, and its place.
-    fn new_bytes<'a>(&self, words: &'a Words) -> (u32, &'a [u8]) {
-        let at = words.payload_at();
-        let from = self.told_to.map_or(at, |told| later(at, told));
-        let known = from.wrapping_sub(at) as usize;
-        (from, words.payload.get(known..).unwrap_or_default())
+    /// What the client was not told of these words' bytes: from where to where.
+    fn untold(&self, words: &Words) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.told.untold(words.payload_at(), words.payload_end())
     }
 
     fn judge_bytes(&self, words: &Words) -> Result<bool, Difference> {
-        let (from, new) = self.new_bytes(words);
-        match self.said.compare(from, new) {
-            Ordering::Equal => {}
-            Ordering::Greater => return Err(Difference::Bytes),
-            Ordering::Less => {
-                // It has ended its stream before these bytes.
-                let end = words.payload_at().wrapping_add(words.payload.len() as u32);
-                return match self.said_fin {
-                    Some(fin) if after(end, fin) => Err(Difference::Flags),
-                    _ => Ok(false),
-                };
+        let mut whole = true;
+        for (from, to) in self.untold(words) {
+            match self.said.compare(from, words.between(from, to)) {
+                Ordering::Equal => {}
+                Ordering::Greater => return Err(Difference::Bytes),
+                Ordering::Less => whole = false,
             }
         }
-        Ok(true)
+        match self.said_fin {
+            // It has ended its stream before these bytes.
+            Some(fin) if !whole && after(words.payload_end(), fin) => Err(Difference::Flags),
+            _ => Ok(whole),
+        }
     }
 
     fn judge_fin(&self, words: &Words) -> Result<bool, Difference> {

@@ -21,8 +21,10 @@
 mod connection;
 mod datagrams;
 mod partial_ack;
+mod pieces;
 mod place;
 pub(crate) mod said;
+mod told;
 mod types;
 
 use crate::agreed::Frame;

@@ -1,6 +1,7 @@
-//! The bytes that the backup has said on a connection and the primary has not been let say yet.
+//! The bytes that a copy of a program has said on a connection and that were not judged yet (`program::outputs`), and the order of
+//! sequence numbers. Of VMs see `pieces`.
 //!
-//! Invariant 1: the bytes are one piece, without gaps; positions are sequence numbers of the primary's.
+//! Invariant 1: the bytes are one piece, without gaps; positions are sequence numbers.
 
 use bytes::Bytes;
 use std::cmp::Ordering;
@@ -40,7 +41,7 @@ impl Said {
         self.bytes
     }
 
-    /// The backup said `payload` at `seq`. What it repeats is what it said before.
+    /// The copy said `payload` at `seq`. What it repeats is what it said before.
     pub fn add(&mut self, seq: u32, payload: &Bytes) {
         let end = seq.wrapping_add(payload.len() as u32);
         let Some(said_to) = self.end() else {
