@@ -2,18 +2,19 @@
 //!
 //! The poor servers and their client are this executable again: `a_server` and `a_client` are no tests of their own.
 
+#[path = "common/processes.rs"]
+mod processes;
 #[path = "common/servers.rs"]
 mod servers;
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, kill_process, pidfd_open, setrlimit};
+use processes::{ends, processes_with};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
 use skipped::skip;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -530,26 +531,6 @@ fn a_program_that_never_reads_or_only_closes_is_judged_as_it_is() {
     poor("ends", "2x1", &[]).comes_to(1);
 }
 
-/// Processes whose command line has these words.
-fn processes_with(words: &str) -> Vec<OwnedFd> {
-    let numbers = fs::read_dir("/proc").expect("/proc").filter_map(|entry| {
-        let number: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
-        let line = fs::read(format!("/proc/{number}/cmdline")).ok()?;
-        let has = line.windows(words.len()).any(|part| part == words.as_bytes());
-        has.then_some(number)
-            .filter(|number| *number != std::process::id() as i32)
-    });
-    numbers
-        .filter_map(|number| pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok())
-        .collect()
-}
-
-fn ends(process: &OwnedFd) -> bool {
-    let bound = Timespec::try_from(BOUND).expect("a time");
-    let mut polled = [PollFd::new(process, PollFlags::IN)];
-    poll(&mut polled, Some(&bound)).is_ok_and(|ready| ready > 0)
-}
-
 /// A tester for clients of this host, as soon as it serves.
 fn serving(address: &str, marker: &str) -> Child {
     let mut command = check(&["--json", "--port", "6379", "--address", address], &redis());
@@ -584,7 +565,7 @@ fn a_tester_that_is_interrupted_reports_and_leaves_nothing() {
     let outcome = Outcome::of(tester.wait_with_output().expect("its end"));
     outcome.comes_to(0);
     assert_eq!(outcome.number("equal"), 1);
-    assert!(left.iter().all(ends));
+    assert!(left.iter().all(|process| ends(process, BOUND)));
 }
 
 /// Whether this host has this address.
@@ -605,6 +586,6 @@ fn a_tester_that_is_killed_leaves_nothing() {
     assert!(left.len() > 2, "the tester and two copies");
     tester.kill().expect("a signal");
     tester.wait().expect("its end");
-    assert!(left.iter().all(ends));
+    assert!(left.iter().all(|process| ends(process, BOUND)));
     assert!(!has_address("10.213.18.1"), "its card is still there");
 }

@@ -145,6 +145,9 @@ mod tests {
         assert!(!names.started("v", ONE), "it was taken back meanwhile");
         assert!(names.reserve("v", ONE, now) && names.renew("v", ONE, now));
         names.cancel("v");
-        assert!(!names.started("v", ONE), "its VM ended while it was being started");
+        assert!(
+            !names.started("v", ONE),
+            "its VM ended while it was being started"
+        );
     }
 }

@@ -41,7 +41,7 @@ fn a_host_with_five_tib_of_dirty_extents_greets() {
     let file = std::fs::File::create(&image).unwrap();
     file.set_len(5 * TIB).unwrap();
     std::fs::create_dir_all(&state_dir).unwrap();
-    let map = [vec![0; 4096], vec![0xff; (5 * TIB >> 20) as usize / 8]].concat();
+    let map = [vec![0; 4096], vec![0xff; ((5 * TIB) >> 20) as usize / 8]].concat();
     std::fs::write(state_dir.join("disk0.dirty"), [b"DUNLDRT1", &map[8..]].concat()).unwrap();
     let host = Host::of(DiskConfig {
         name: "disk0".into(),
