@@ -30,3 +30,5 @@ pub use table::Source;
 
 /// Pages that are copied aside, and hashed, at once where the VM runs meanwhile: 16 MiB. A guest that boots writes hundreds.
 pub const PAGES_AT_ONCE: u32 = 4096;
+/// Pages in one message: 1 MiB.
+const PAGES_PER_MESSAGE: u32 = 256;

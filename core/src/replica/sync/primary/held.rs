@@ -10,9 +10,8 @@
 //!    backup holds, it is sent as zeros.
 //! 3. What a backup says takes no more memory here than a sync may; the backup says no more than that (`SendHeld`).
 
-use super::join::PAGES_PER_MESSAGE;
 use super::{Bug, Effect, Next, PageSet, Primary, Report, Setup, State};
-use crate::replica::sync::{PAGES_AT_ONCE, SessionError};
+use crate::replica::sync::{PAGES_AT_ONCE, PAGES_PER_MESSAGE, SessionError};
 use crate::sync::compare::hash_of_zeros;
 use crate::wire::sync::parts::BadPart;
 use std::collections::VecDeque;

@@ -1,14 +1,13 @@
 //! The join: memory is copied while the VM runs, until the rest is small.
 
 use super::{Effect, Primary, Report, State};
+use crate::replica::sync::PAGES_PER_MESSAGE;
 use crate::sync::dirty::PageSet;
 use crate::wire::sync::SyncMessage;
 
 /// Rounds of the join stop when so little is left that a pause hardly shows, or when they no longer help.
 const REST_PAGES: usize = 2048;
 const ROUNDS: usize = 12;
-/// Pages in one message: 1 MiB.
-pub(super) const PAGES_PER_MESSAGE: u32 = 256;
 
 /// A round of the copy.
 #[derive(Debug)]
