@@ -21,6 +21,8 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
+#[path = "common/callers.rs"]
+mod callers;
 #[path = "common/daemon.rs"]
 mod daemon;
 #[path = "common/http.rs"]
@@ -439,6 +441,22 @@ fn one_person_s_connections_are_bounded_and_are_nobody_else_s() -> Result<()> {
     while served.get(&ann, "/api/v1/me")?.status != 200 {
         ensure!(Instant::now() < until, "her places do not come back");
     }
+    Ok(())
+}
+
+/// Two hundred of one address that say nothing, and a person at another one.
+#[test]
+fn who_only_connects_keeps_no_person_out() -> Result<()> {
+    let served = Served::start("")?;
+    let ann = served.person("ann", "viewer")?;
+    let idle = (0..200).filter_map(|_| callers::from(2, served.api).ok());
+    let idle: Vec<TcpStream> = idle.collect();
+    let begun = Instant::now();
+    for _ in 0..10 {
+        ensure!(served.get(&ann, "/api/v1/me")?.status == 200);
+    }
+    // Those who say nothing are hung up on after ten seconds, and would have been waited for.
+    ensure!(begun.elapsed() < PATIENCE && idle.len() == 200);
     Ok(())
 }
 

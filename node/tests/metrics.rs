@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use daemon::Host;
 
+#[path = "common/callers.rs"]
+mod callers;
 #[path = "common/daemon.rs"]
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod daemon;
@@ -112,23 +114,15 @@ fn a_head_without_end_is_given_up() -> Result<()> {
 #[test]
 fn who_only_connects_keeps_no_other_one_out() -> Result<()> {
     let served = Served::start()?;
-    let from = |last: u8| -> Result<TcpStream> {
-        let socket = rustix::net::socket(
-            rustix::net::AddressFamily::INET,
-            rustix::net::SocketType::STREAM,
-            None,
-        )?;
-        rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, last], 0)))?;
-        rustix::net::connect(&socket, &served.metrics)?;
-        Ok(socket.into())
-    };
-    let idle: Vec<TcpStream> = (0..200).filter_map(|_| from(2).ok()).collect();
+    let idle: Vec<TcpStream> = (0..200)
+        .filter_map(|_| callers::from(2, served.metrics).ok())
+        .collect();
     for _ in 0..3 {
         served.scrape().context("beside those who say nothing")?;
     }
     // Who asks and is gone before the answer.
     for _ in 0..50 {
-        let gone = from(3)?;
+        let gone = callers::from(3, served.metrics)?;
         rustix::net::sockopt::set_socket_linger(&gone, Some(Duration::ZERO))?;
         (&gone).write_all(format!("{METRICS}\r\n").as_bytes())?;
     }

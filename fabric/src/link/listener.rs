@@ -9,7 +9,7 @@
 
 use super::places::{PER_MEMBER, Places, STRANGERS};
 use super::{Hello, Identity, LinkError, Stream, Welcome, handshake};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -77,7 +77,7 @@ struct Shared {
     identity: Identity,
     policy: Policy,
     closing: AtomicBool,
-    places: Mutex<Places>,
+    places: Places,
     refused: Refusals,
     reports: Mutex<BTreeMap<IpAddr, (Instant, u64)>>,
 }
@@ -103,7 +103,7 @@ impl Listener {
             identity,
             policy,
             closing: AtomicBool::new(false),
-            places: Mutex::default(),
+            places: Places::default(),
             refused: Refusals::default(),
             reports: Mutex::default(),
         });
@@ -124,7 +124,7 @@ impl Listener {
     /// Keeps places for these addresses: whoever else calls, and however often, a member at one of them is heard. To be called
     /// again when they change.
     pub fn keep_places_for(&self, members: impl IntoIterator<Item = IpAddr>) {
-        self.shared.places().keep_for(members);
+        self.shared.places.keep_for(members);
     }
 
     /// Where it listens (the port, if 0 was asked for).
@@ -159,10 +159,6 @@ impl Listener {
 }
 
 impl Shared {
-    fn places(&self) -> MutexGuard<'_, Places> {
-        self.places.lock()
-    }
-
     fn accept_all(self: &Arc<Self>, sender: &SyncSender<Accepted>) {
         loop {
             let (tcp, from) = match self.socket.accept() {
@@ -175,23 +171,21 @@ impl Shared {
                     continue;
                 }
             };
-            if !self.places().take(from.ip()) {
+            let Some(place) = self.places.take(from.ip()) else {
                 self.refused.note("too-many");
                 continue; // dropped: the member tries again, the stranger may too
-            }
+            };
             let (this, sender) = (self.clone(), sender.clone());
-            let spawned = std::thread::Builder::new()
+            // Without a thread the connection goes, and its place with it.
+            let _ = std::thread::Builder::new()
                 .name("dunlin-hello".into())
                 .spawn(move || {
                     let accepted = this.handshake(tcp, from);
-                    this.places().leave(from.ip());
+                    drop(place);
                     if let Some(accepted) = accepted {
                         let _ = sender.send(accepted); // the listener may be gone: so is the need
                     }
                 });
-            if spawned.is_err() {
-                self.places().leave(from.ip());
-            }
         }
     }
 

@@ -25,6 +25,7 @@ mod version;
 pub(crate) use handshake::set_option;
 pub use hello::{Hello, Purpose, Welcome};
 pub use listener::{Listener, NotWelcome, Policy, Refusal, Refusals};
+pub use places::{Place, Places};
 pub use stream::{ReadHalf, Stream, WriteHalf};
 pub(crate) use tls::names;
 pub use version::{OLDEST_PROTOCOL, PROTOCOL_VERSION, Spoken, Versions};

@@ -1,6 +1,6 @@
 //! Bad disks, slow peers and full buffers: the VM goes on, the events say what happened, nothing acknowledged is lost.
 
-use super::tests::{Dir, Host, MIB, join, pair, sync};
+use super::tests::{Dir, Host, MIB, attach, join, pair, sync};
 use super::*;
 use bytes::Bytes;
 use dunlin_core::disk::mirror::Frame;
@@ -424,15 +424,7 @@ fn a_copy_that_is_to_take_long_says_that_it_gets_on() {
         copy_bytes_per_s: MIB / 2,
         ..AttachOptions::default()
     };
-    let (left, right) = UnixStream::pair().unwrap();
-    backup
-        .disk
-        .start_backup(MirrorStream::from_unix(right).unwrap())
-        .unwrap();
-    primary
-        .disk
-        .attach_backup(MirrorStream::from_unix(left).unwrap(), paced)
-        .unwrap();
+    attach(&primary, &backup, paced);
     let told = std::cell::Cell::new(0);
     primary.wait(|event| {
         told.set(told.get() + u32::from(matches!(event, DiskEvent::CopyProgress { .. })));

@@ -98,6 +98,13 @@ impl Host {
 }
 
 pub(super) fn join(primary: &Host, backup: &Host, options: AttachOptions) {
+    attach(primary, backup, options);
+    primary.wait(|event| *event == DiskEvent::Copied);
+    backup.wait(|event| *event == DiskEvent::Copied);
+}
+
+/// The copy begins.
+pub(super) fn attach(primary: &Host, backup: &Host, options: AttachOptions) {
     let (left, right) = UnixStream::pair().unwrap();
     backup
         .disk
@@ -107,8 +114,6 @@ pub(super) fn join(primary: &Host, backup: &Host, options: AttachOptions) {
         .disk
         .attach_backup(MirrorStream::from_unix(left).unwrap(), options)
         .unwrap();
-    primary.wait(|event| *event == DiskEvent::Copied);
-    backup.wait(|event| *event == DiskEvent::Copied);
 }
 
 /// What the node does at a sync, both VMs stopped.

@@ -474,13 +474,15 @@ fn install(daemon: &Daemon, text: &str, newcomer: bool, ticket: Ticket) -> Answe
         .and_then(|()| daemon.start_vm(config).map_err(|why| why.to_string()));
     match begun {
         Ok(()) if daemon.reservations().started(&name, ticket) => Answer::done("started"),
-        // That call has given up on this host, which took long, and has taken back what it made elsewhere.
-        Ok(()) => match daemon.sender(&name) {
-            Some(to_loop) => vm::command(&to_loop, Command::Remove),
-            None => Answer::failed(format!(
+        // That call has given up on this host, which took long, or the VM has ended meanwhile: nobody wants it here.
+        Ok(()) => {
+            if let Some(to_loop) = daemon.sender(&name) {
+                vm::command(&to_loop, Command::Remove);
+            }
+            Answer::failed(format!(
                 "host '{host}': '{name}' was taken back while it was started"
-            )),
-        },
+            ))
+        }
         Err(why) => {
             // Not kept either, as far as the disk lets us. The folder is this call's: the name was reserved, and free.
             let _ = store::forget(&daemon.host.state, &name);

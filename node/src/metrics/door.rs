@@ -1,95 +1,56 @@
 //! Where metrics are asked for: plain HTTP, for whoever reaches the port.
 //!
 //! **Decides**: how many may ask at once, what a question may be, and how long all of it may take. **Flow**: host.toml's address -> a connection -> a
-//! place for it -> one request, whose body nobody reads -> the page, and the end of the connection. **Invariants**: 1. nothing that is said here ends the
-//! daemon, or keeps others from asking for longer than [`PATIENCE`]. 2. an address that this machine has not is waited for, and no VM waits with it.
-//! **Source**: RFC 9112. **Not here**: what the page says (`page`).
+//! place for it -> one request, whose body nobody reads -> the page, and the end of the connection. **Invariant**: nothing that is said here ends the
+//! daemon, or keeps others from asking for longer than [`PATIENCE`]. **Source**: RFC 9112.
+//! **Not here**: what the page says (`page`), and where nobody can come in yet (`web::listening`).
 
 use crate::daemon::{BadInput, Daemon, telling};
-use crate::web::{Place, Places};
+use crate::web::{self, Listening};
 use anyhow::{Context, Result};
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::Response;
 use dunlin_api::EventKind;
+use dunlin_fabric::link::Place;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use std::convert::Infallible;
-use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::runtime::Builder;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 const CONTENT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 /// A connection, from its first word to the last that is taken of the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 const HEAD_BYTES: usize = 16 << 10;
 const HEAD_LINES: usize = 64;
-/// When no connection could be taken.
-const AGAIN: Duration = Duration::from_millis(100);
-/// An address that this machine has not is asked for this often.
-const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Serves metrics until the daemon ends, on a thread of its own.
 pub fn serve(address: SocketAddr, daemon: &Arc<Daemon>) -> Result<()> {
-    let listener = match listen(address) {
-        Ok(listener) => Some(listener),
-        Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
-            let text = format!(
-                "metrics are not served yet: no interface of this host has the address {address} (now); it is tried again"
-            );
-            daemon.host.events.push("", EventKind::NoPage, text);
-            None
-        }
-        Err(error) => return Err(BadInput(format!("metrics at {address}: {error}")).into()),
-    };
+    let listening =
+        Listening::at(address).map_err(|error| BadInput(format!("metrics at {address}: {error}")))?;
+    if let Some(why) = listening.complaint() {
+        let text = format!("metrics are not served yet: {why}");
+        daemon.host.events.push("", EventKind::NoPage, text);
+    }
     let runtime = Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.context("a runtime for metrics")?;
     let daemon = daemon.clone();
     let work = move || {
-        crate::web::goes_behind();
-        runtime.block_on(answer_all(address, listener, daemon));
+        web::goes_behind();
+        let come = |stream, _, place| {
+            tokio::spawn(converse(daemon.clone(), stream, place));
+        };
+        runtime.block_on(listening.let_in(come));
     };
     std::thread::Builder::new().name("metrics".into()).spawn(work)?;
     Ok(())
-}
-
-fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let listener = TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
-}
-
-async fn answer_all(address: SocketAddr, mut listener: Option<TcpListener>, daemon: Arc<Daemon>) {
-    let listener = loop {
-        match listener.take().map(tokio::net::TcpListener::from_std) {
-            Some(Ok(listener)) => break listener,
-            Some(Err(error)) => tracing::warn!("metrics at {address}: {error}"),
-            None => sleep(ASK_AGAIN).await,
-        }
-        listener = listen(address).ok();
-    };
-    let places = Places::default();
-    loop {
-        match listener.accept().await {
-            // Whoever finds no place is hung up on, and may come again.
-            Ok((stream, from)) => {
-                if let Some(place) = places.take(from.ip()) {
-                    tokio::spawn(converse(daemon.clone(), stream, place));
-                }
-            }
-            Err(error) => {
-                // As when there are no more descriptors: somebody may give one back.
-                tracing::debug!("metrics: {error}");
-                sleep(AGAIN).await;
-            }
-        }
-    }
 }
 
 async fn converse(daemon: Arc<Daemon>, stream: TcpStream, _place: Place) {

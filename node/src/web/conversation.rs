@@ -7,7 +7,7 @@
 use super::answers::refused;
 use super::farewell::turn_away;
 use super::standing::{self, Standing};
-use super::{Web, guard, places};
+use super::{Web, guard};
 use crate::daemon::roles::{Place, Who};
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -16,6 +16,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::Response;
 use dunlin_api::{Answer, Request as Asked};
 use dunlin_fabric::keys::person::Person;
+use dunlin_fabric::link;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -61,7 +62,7 @@ pub enum Visitor {
 /// The place of one whom nobody knows yet.
 pub(super) struct Stranger {
     _here: Option<OwnedSemaphorePermit>,
-    _outside: Option<places::Place>,
+    _outside: Option<link::Place>,
 }
 
 impl Stranger {
@@ -72,7 +73,7 @@ impl Stranger {
         }
     }
 
-    pub(super) fn of_the_network(place: places::Place) -> Self {
+    pub(super) fn of_the_network(place: link::Place) -> Self {
         Self {
             _here: None,
             _outside: Some(place),

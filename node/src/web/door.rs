@@ -8,18 +8,19 @@
 
 use super::conversation::{KNOWN, Stranger, Visitor, converse};
 use super::farewell::turn_away;
-use super::places::{Place, Places};
+use super::listening::{Listening, listen, none_now};
 use super::standing::Standing;
 use super::{Web, owner};
 use crate::config::{HostConfig, PageAt, Trust};
 use crate::control::address::beside;
 use crate::control::server::ControlSocket;
 use crate::daemon::{BadInput, Daemon};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use axum::Router;
 use dunlin_api::EventKind;
 use dunlin_fabric::keys::person;
-use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
+use dunlin_fabric::link::Place;
+use rustix::net::sockopt::socket_peercred;
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -29,19 +30,13 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 
 /// Connections of this machine whose user is not known yet.
 const STRANGERS: usize = 32;
 /// A person whose certificate counts no more has so long to read why.
 const FAREWELL_PERSON: Duration = Duration::from_secs(5);
-/// When no connection could be taken.
-const AGAIN: Duration = Duration::from_millis(100);
-/// An address that this machine has not is asked for this often.
-const ASK_AGAIN: Duration = Duration::from_secs(2);
-/// What the kernel holds of an answer for one who is slow.
-const SEND_BYTES: usize = 128 << 10;
 /// Whether a person's certificate still counts is looked at this often, besides before each request.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -50,13 +45,7 @@ pub struct Doors {
     page: Option<TcpListener>,
     /// The file goes with it.
     socket: Option<ControlSocket>,
-    network: Option<Network>,
-}
-
-/// The network's door. An address that this machine has not is waited for, as while it starts: no VM waits with it.
-struct Network {
-    address: SocketAddr,
-    listener: Option<TcpListener>,
+    network: Option<Listening>,
 }
 
 impl Doors {
@@ -83,18 +72,12 @@ impl Doors {
         let network = match (config.api, &config.trust) {
             (None, _) => None,
             (Some(address), Trust::Tls { .. }) => {
-                let listener = match listen(address) {
-                    Ok(listener) => Some(listener),
-                    Err(error) if is_not_there(&error) => {
-                        let what = format!(
-                            "the API is not served yet: no interface of this host has {address} (now)"
-                        );
-                        without(&what, &"it is tried again");
-                        None
-                    }
-                    Err(error) => return Err(BadInput(format!("api at {address}: {error:#}")).into()),
-                };
-                Some(Network { address, listener })
+                let network =
+                    Listening::at(address).map_err(|error| BadInput(format!("api at {address}: {error}")))?;
+                if let Some(why) = network.complaint() {
+                    without("the API is not served yet", &why);
+                }
+                Some(network)
             }
             (Some(_), _) => {
                 let why = "api: it is served with certificates alone, and this host has none (key, cert and ca in host.toml)";
@@ -116,7 +99,7 @@ impl Doors {
     /// The loopback address, and that of the network.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let page = self.page.as_ref().and_then(|page| page.local_addr().ok());
-        (page, self.network.as_ref().map(|network| network.address))
+        (page, self.network.as_ref().map(Listening::address))
     }
 
     /// The same, for a runtime of its own. The socket's file stays with this one.
@@ -129,50 +112,16 @@ impl Doors {
         Ok(Listeners {
             page: self.page.as_ref().map(TcpListener::try_clone).transpose()?,
             socket: self.socket.as_ref().map(socket).transpose()?,
-            network: self.network.as_ref().map(Network::for_a_runtime).transpose()?,
+            network: self.network.as_ref().map(Listening::try_clone).transpose()?,
         })
     }
-}
-
-impl Network {
-    fn for_a_runtime(&self) -> io::Result<Self> {
-        Ok(Self {
-            address: self.address,
-            listener: self.listener.as_ref().map(TcpListener::try_clone).transpose()?,
-        })
-    }
-
-    async fn listens(self) -> tokio::net::TcpListener {
-        let mut listener = self.listener;
-        loop {
-            match listener.take().map(tokio::net::TcpListener::from_std) {
-                Some(Ok(listener)) => return listener,
-                Some(Err(error)) => tracing::warn!("the API at {}: {error}", self.address),
-                None => sleep(ASK_AGAIN).await,
-            }
-            listener = listen(self.address).ok();
-        }
-    }
-}
-
-fn is_not_there(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<io::Error>();
-    error.is_some_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
-}
-
-fn listen(address: SocketAddr) -> Result<TcpListener> {
-    let listener = TcpListener::bind(address)?;
-    listener.set_nonblocking(true)?;
-    // Those that are accepted have the same.
-    set_socket_send_buffer_size(&listener, SEND_BYTES).context("its buffers")?;
-    Ok(listener)
 }
 
 /// All doors' listeners.
 pub struct Listeners {
     page: Option<TcpListener>,
     socket: Option<UnixListener>,
-    network: Option<Network>,
+    network: Option<Listening>,
 }
 
 impl Listeners {
@@ -210,18 +159,10 @@ impl Listeners {
         if let Some(network) = self.network {
             let (web, files) = (web.clone(), files.clone());
             tokio::spawn(async move {
-                let (listener, places) = (network.listens().await, Places::default());
-                loop {
-                    match listener.accept().await {
-                        // Whoever finds no place is hung up on, and may come again.
-                        Ok((stream, there)) => {
-                            if let Some(place) = places.take(there.ip()) {
-                                tokio::spawn(from_network(web.clone(), files.clone(), stream, there, place));
-                            }
-                        }
-                        Err(error) => none_now(&error).await,
-                    }
-                }
+                let come = |stream, there, place| {
+                    tokio::spawn(from_network(web.clone(), files.clone(), stream, there, place));
+                };
+                network.let_in(come).await;
             });
         }
         Ok(())
@@ -244,12 +185,6 @@ async fn again_and_again<S, A: Future<Output = io::Result<S>>>(
             Err(error) => none_now(&error).await,
         }
     }
-}
-
-/// As when there are no more descriptors: somebody may give one back.
-async fn none_now(error: &io::Error) {
-    tracing::debug!("the page: {error}");
-    sleep(AGAIN).await;
 }
 
 async fn from_loopback(

@@ -315,13 +315,10 @@ pub(super) fn protect_proc() -> Result<(), Failure> {
             continue;
         }
         let protected = match SECRETS.iter().any(|secret| secret.as_bytes() == name) {
-            true => mount(
-                Some("/dev/null"),
-                &path,
-                None as Nothing,
-                MsFlags::MS_BIND,
-                None as Nothing,
-            ),
+            true => {
+                let bind = MsFlags::MS_BIND;
+                mount(Some("/dev/null"), &path, None as Nothing, bind, None as Nothing)
+            }
             false => read_only(&path),
         };
         match protected {
@@ -335,22 +332,16 @@ pub(super) fn protect_proc() -> Result<(), Failure> {
 
 /// Over itself.
 fn read_only(path: &Path) -> nix::Result<()> {
-    mount(
-        Some(path),
-        path,
-        None as Nothing,
-        MsFlags::MS_BIND,
-        None as Nothing,
-    )?;
+    let bind = MsFlags::MS_BIND;
+    mount(Some(path), path, None as Nothing, bind, None as Nothing)?;
+    made_read_only(path)
+}
+
+/// The uppermost mount there.
+fn made_read_only(path: &Path) -> nix::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-    mount(
-        None as Nothing,
-        path,
-        None as Nothing,
-        read_only | flags,
-        None as Nothing,
-    )
+    let flags = flags | MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(None as Nothing, path, None as Nothing, flags, None as Nothing)
 }
 
 /// The host's /sys, with all that is mounted below it: its control groups, the kernel's own files for debugging.
@@ -378,15 +369,7 @@ fn bind_read_only(sys: &Path) -> nix::Result<()> {
     }
     umount2(sys, MntFlags::MNT_DETACH)?;
     bind(MsFlags::MS_BIND)?;
-    let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(
-        None as Nothing,
-        sys,
-        None as Nothing,
-        read_only | flags,
-        None as Nothing,
-    )
+    made_read_only(sys)
 }
 
 /// Puts `bytes` in the place of the kernel's chance: every opening of it reads them from the beginning.

@@ -7,9 +7,8 @@
 //! * **Invariant:** a frame that finds no room is lost, as the kernel does it.
 
 use std::collections::VecDeque;
-use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result};
@@ -17,9 +16,10 @@ use dunlin_core::offload::merge::Run;
 use dunlin_core::offload::segment::segments;
 use dunlin_core::offload::{MOST_SEGMENTS, Offload};
 use dunlin_guest::frames::{FRAME_BYTES_MAX, Tap};
+use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use crate::testbed::Node;
+use crate::testbed::{Node, packet};
 
 /// The two devices and whether large frames are cut: `plain0,plain1,cut`.
 const VARIABLE: &str = "DUNLIN_BENCH_RELAY";
@@ -116,93 +116,29 @@ impl Relay {
 }
 
 fn socket_on(device: &str) -> io::Result<OwnedFd> {
-    let name = CString::new(device)?;
-    // SAFETY: a name that ends with zero.
-    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
-    if index == 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a plain call; the result is checked and owned by nobody else.
-    let socket = unsafe {
-        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        let fd = libc::socket(libc::AF_PACKET, kind, 0);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        OwnedFd::from_raw_fd(fd)
-    };
-    set(&socket, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;
-    set(&socket, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)?;
-    set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER_BYTES)?;
-    set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, BUFFER_BYTES)?;
-    let address = libc::sockaddr_ll {
-        sll_family: libc::AF_PACKET as u16,
-        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
-        sll_ifindex: index as libc::c_int,
-        sll_hatype: 0,
-        sll_pkttype: 0,
-        sll_halen: 0,
-        sll_addr: [0; 8],
-    };
-    // SAFETY: the address lives across the call and has the length that is said.
-    let rc = unsafe {
-        libc::bind(
-            socket.as_raw_fd(),
-            (&raw const address).cast(),
-            size_of_val(&address) as u32,
-        )
-    };
-    if rc == 0 {
-        Ok(socket)
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-fn set(socket: &OwnedFd, level: libc::c_int, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    // SAFETY: the value lives across the call; the kernel copies it.
-    let rc = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            (&raw const value).cast(),
-            size_of_val(&value) as u32,
-        )
-    };
-    if rc == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    let socket = packet::socket(libc::SOCK_NONBLOCK)?;
+    packet::set(&socket, libc::SOL_PACKET, PACKET_VNET_HDR, &1)?;
+    packet::set(&socket, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1)?;
+    packet::set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &BUFFER_BYTES)?;
+    packet::set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &BUFFER_BYTES)?;
+    packet::bind(&socket, Some(device))?;
+    Ok(socket)
 }
 
 /// A frame behind its virtio header; none waits.
 fn receive(socket: &OwnedFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-    // SAFETY: the buffer lives across the call and is as long as is said.
-    let got = unsafe { libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-    match usize::try_from(got) {
-        Ok(length) if length >= Offload::BYTES => Ok(Some(length)),
-        Ok(_) => Ok(None),
-        Err(_) => match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            // The device went down: it may come again.
-            error if error.raw_os_error() == Some(libc::ENETDOWN) => Ok(None),
-            error => Err(error),
-        },
+    match nix::unistd::read(socket, buffer) {
+        Ok(length) => Ok(Some(length).filter(|length| *length >= Offload::BYTES)),
+        // The device went down: it may come again.
+        Err(Errno::EAGAIN | Errno::ENETDOWN) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// A frame that finds no room is lost.
 fn send(socket: &OwnedFd, frame: &[u8]) -> io::Result<()> {
-    // SAFETY: the frame lives across the call and is as long as is said.
-    let sent = unsafe { libc::send(socket.as_raw_fd(), frame.as_ptr().cast(), frame.len(), 0) };
-    if sent >= 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::ENOBUFS | libc::EAGAIN | libc::ENETDOWN) => Ok(()),
-        _ => Err(error),
+    match nix::unistd::write(socket, frame) {
+        Ok(_) | Err(Errno::ENOBUFS | Errno::EAGAIN | Errno::ENETDOWN) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }

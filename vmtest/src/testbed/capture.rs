@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,8 +19,8 @@ use std::time::SystemTime;
 
 use anyhow::{Context, Result, anyhow};
 
-use super::Testbed;
 use super::node::spawn_in;
+use super::{Testbed, packet};
 
 /// How long one look at the socket may take before the end is looked for.
 const SLICE_MS: i64 = 100;
@@ -169,58 +169,13 @@ fn open(mac: [u8; 6]) -> io::Result<OwnedFd> {
         tv_sec: 0,
         tv_usec: SLICE_MS * 1000,
     };
-    // Protocol 0: nothing is heard before the filter is there.
-    // SAFETY: a plain call; the result is checked and owned by nobody else.
-    let socket = unsafe {
-        let fd = libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0);
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        OwnedFd::from_raw_fd(fd)
-    };
-    set(&socket, libc::SO_ATTACH_FILTER, &filter)?;
-    set(&socket, libc::SO_RCVBUFFORCE, &BUFFER_BYTES)?;
-    set(&socket, libc::SO_RCVTIMEO, &slice)?;
-    let address = libc::sockaddr_ll {
-        sll_family: libc::AF_PACKET as u16,
-        sll_protocol: (libc::ETH_P_ALL as u16).to_be(),
-        sll_ifindex: 0,
-        sll_hatype: 0,
-        sll_pkttype: 0,
-        sll_halen: 0,
-        sll_addr: [0; 8],
-    };
-    // SAFETY: the address lives across the call and has the length that is said.
-    let rc = unsafe {
-        libc::bind(
-            socket.as_raw_fd(),
-            (&raw const address).cast(),
-            size_of_val(&address) as u32,
-        )
-    };
-    if rc == 0 {
-        Ok(socket)
-    } else {
-        Err(io::Error::last_os_error())
-    }
-}
-
-fn set<T>(socket: &OwnedFd, option: libc::c_int, value: &T) -> io::Result<()> {
-    // SAFETY: the value, and what a filter points at, live across the call; the kernel copies them.
-    let rc = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            option,
-            (&raw const *value).cast(),
-            size_of::<T>() as u32,
-        )
-    };
-    if rc == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    // Nothing is heard before the filter is there.
+    let socket = packet::socket(0)?;
+    packet::set(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)?;
+    packet::set(&socket, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, &BUFFER_BYTES)?;
+    packet::set(&socket, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &slice)?;
+    packet::bind(&socket, None)?;
+    Ok(socket)
 }
 
 /// The port of the next frame and whether it came in there; nothing if none came for a while.

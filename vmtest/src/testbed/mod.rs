@@ -19,6 +19,7 @@ mod cgroup;
 mod clock;
 mod faults;
 mod node;
+pub(crate) mod packet;
 mod reaper;
 mod run_id;
 mod shaper;

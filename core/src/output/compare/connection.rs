@@ -19,10 +19,10 @@
 //! Positions are the primary's sequence numbers. A connection that began after the backup was loaded has other ones
 //! there; the difference is that of the two SYNs. Not here: what clients see after a fail-over (`rewriter`).
 
+use super::numbers::{after, later};
 use super::partial_ack::PartialAck;
 use super::pieces::Pieces;
 use super::place::{Found, SHOWN_BYTES, alike, shown};
-use super::said::{after, later};
 use super::told::Told;
 use super::types::{Difference, FrameId};
 use crate::agreed::Frame;

@@ -20,10 +20,10 @@
 
 mod connection;
 mod datagrams;
+pub(crate) mod numbers;
 mod partial_ack;
-mod pieces;
+pub(crate) mod pieces;
 mod place;
-pub(crate) mod said;
 mod told;
 mod types;
 

@@ -14,7 +14,7 @@
 //!
 //! Source: RFC 9293, 3.8.6; RFC 2018. Not here: when there is one (`connection`).
 
-use super::said::{after, later};
+use super::numbers::{after, later};
 use crate::agreed::Frame;
 use crate::output::packet::{Segment, u32_at};
 use crate::output::rewriter::rewrite::Rewriter;

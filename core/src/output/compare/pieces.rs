@@ -1,11 +1,12 @@
-//! The bytes that the backup has said on a connection and the primary has not been let say yet.
+//! Pieces of a byte stream: what the backup has said on a connection and the primary has not been let say yet; what a program's copy has said
+//! and is not judged yet.
 //!
-//! Positions are sequence numbers of the primary's. There may be gaps: the backup repeats what a client has not got, and its VM,
+//! Positions are sequence numbers of one stream (the primary's, where the backup's are compared). There may be gaps: the backup repeats what a client has not got, and its VM,
 //! too, may lose something on its way out.
 //!
 //! Invariant 1: the pieces are in order, within [`FAR`], and do not overlap; what the backup repeats is what it said before.
 
-use super::said::after;
+use super::numbers::after;
 use super::told::FAR;
 use bytes::Bytes;
 use std::cmp::Ordering;
@@ -13,7 +14,7 @@ use std::collections::VecDeque;
 
 /// Pieces of a byte stream.
 #[derive(Debug, Default)]
-pub(super) struct Pieces {
+pub(crate) struct Pieces {
     pieces: VecDeque<Piece>,
     bytes: usize,
 }
@@ -32,17 +33,17 @@ impl Piece {
 
 impl Pieces {
     /// How many bytes are kept.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// The position after the last byte that is kept.
-    pub(super) fn end(&self) -> Option<u32> {
+    pub(crate) fn end(&self) -> Option<u32> {
         self.pieces.back().map(Piece::end)
     }
 
     /// The backup said `payload` at `seq`.
-    pub(super) fn add(&mut self, seq: u32, payload: &Bytes) {
+    pub(crate) fn add(&mut self, seq: u32, payload: &Bytes) {
         if self.is_far(seq) {
             // Whatever is that far from it is of no use, and has no order with it.
             *self = Self::default();
@@ -68,7 +69,7 @@ impl Pieces {
     }
 
     /// Forgets what lies between `from` and `to`.
-    pub(super) fn forget(&mut self, from: u32, to: u32) {
+    pub(crate) fn forget(&mut self, from: u32, to: u32) {
         let at = self.first_behind(from);
         while let Some(piece) = self.pieces.get(at)
             && after(to, piece.from)
@@ -93,7 +94,7 @@ impl Pieces {
     }
 
     /// Forgets what is so far before `seq` that nobody asks for it.
-    pub(super) fn forget_far_before(&mut self, seq: u32) {
+    pub(crate) fn forget_far_before(&mut self, seq: u32) {
         let far = seq.wrapping_sub(FAR);
         while let Some(first) = self.pieces.front()
             && after(far, first.end())
@@ -104,7 +105,7 @@ impl Pieces {
     }
 
     /// The bytes from `seq` on, `most` of them at most: fewer where fewer were said or are still kept.
-    pub(super) fn bytes_from(&self, seq: u32, most: usize) -> Bytes {
+    pub(crate) fn bytes_from(&self, seq: u32, most: usize) -> Bytes {
         let mut found = Vec::new();
         for part in self.parts(seq) {
             found.extend_from_slice(&part[..part.len().min(most - found.len())]);
@@ -117,7 +118,7 @@ impl Pieces {
 
     /// How `payload` at `seq` stands to what was said: `Equal` where all of it was said, `Less` where it is equal as
     /// far as it was said (so it may yet be), `Greater` where it differs.
-    pub(super) fn compare(&self, seq: u32, payload: &[u8]) -> Ordering {
+    pub(crate) fn compare(&self, seq: u32, payload: &[u8]) -> Ordering {
         let mut rest = payload;
         let mut parts = self.parts(seq);
         while !rest.is_empty() {

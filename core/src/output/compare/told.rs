@@ -10,7 +10,7 @@
 //!
 //! Not here: whether something may be told (`connection`).
 
-use super::said::{after, later};
+use super::numbers::{after, earlier, later};
 
 /// How many holes are kept apart.
 const MOST_HOLES: usize = 32;
@@ -146,10 +146,6 @@ impl Known {
             }
         }
     }
-}
-
-fn earlier(a: u32, b: u32) -> u32 {
-    if after(a, b) { b } else { a }
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 //! Places in a stream are counted from behind the copy's own SYN, so the copies' initial numbers do not matter.
 
 use super::{MOST_KEPT_BYTES, MOST_OUTPUT_BYTES, SHOWN_BYTES, Seen};
-use crate::output::compare::said::{Said, after, later};
+use crate::output::compare::numbers::{after, later};
+use crate::output::compare::pieces::Pieces;
 use crate::output::packet::{FlowKey, Segment};
 use bytes::Bytes;
 use std::cmp::Ordering;
@@ -32,19 +33,16 @@ pub(super) struct Conversation {
 #[derive(Debug, Default)]
 struct Stream {
     isn: Option<u32>,
-    said: Said,
+    /// What is not judged yet.
+    said: Pieces,
+    /// After the last byte that it has said.
+    end: u32,
     /// It has ended its stream, or reset the connection.
     over: bool,
     /// Where its next output begins.
     cursor: u32,
     /// How many outputs of it are judged, from the connection's beginning on.
     judged: u64,
-}
-
-impl Stream {
-    fn end(&self) -> u32 {
-        self.said.end().unwrap_or(0)
-    }
 }
 
 #[derive(Debug)]
@@ -100,17 +98,21 @@ impl Conversation {
             stream.over = true;
         } else if let Some(isn) = stream.isn {
             let place = segment.seq.wrapping_sub(isn).wrapping_sub(1);
-            if after(place, stream.end()) && !payload.is_empty() {
-                // What lies between was lost on its way here.
-                self.given_up = true;
-            }
-            if !payload.is_empty() {
-                stream.said.add(place, payload);
+            // What lies between was lost on its way here.
+            self.given_up |= after(place, stream.end) && !payload.is_empty();
+            let end = place.wrapping_add(payload.len() as u32);
+            if after(end, stream.end) {
+                // What it repeats is what it said before.
+                let known = stream.end.wrapping_sub(place) as usize;
+                stream
+                    .said
+                    .add(stream.end, &payload.slice(known.min(payload.len())..));
+                stream.end = end;
             }
             stream.over |= segment.fin();
         }
         if copy == 0 {
-            while self.streams[0].end().wrapping_sub(self.open_from) as usize >= MOST_OUTPUT_BYTES {
+            while self.streams[0].end.wrapping_sub(self.open_from) as usize >= MOST_OUTPUT_BYTES {
                 self.close(self.open_from.wrapping_add(MOST_OUTPUT_BYTES as u32), false);
             }
             if self.streams[0].over {
@@ -124,7 +126,7 @@ impl Conversation {
 
     /// Ends the open output, if anything was said in it.
     fn cut(&mut self, by_input: bool) {
-        let end = self.streams[0].end();
+        let end = self.streams[0].end;
         if end != self.open_from {
             self.close(end, by_input);
         }
@@ -135,9 +137,9 @@ impl Conversation {
         let bytes = first
             .said
             .bytes_from(self.open_from, end.wrapping_sub(self.open_from) as usize);
-        first.said.forget_before(end);
+        first.said.forget(self.open_from, end);
         self.open_from = end;
-        let cuts = self.streams.iter().map(|stream| by_input.then(|| stream.end()));
+        let cuts = self.streams.iter().map(|stream| by_input.then_some(stream.end));
         self.outputs.push_back(Output {
             input: self.last_input.clone(),
             bytes,
@@ -148,8 +150,7 @@ impl Conversation {
 
     /// Whether the other copies have said all that the first has.
     pub(super) fn is_settled(&self) -> bool {
-        let said =
-            |stream: &Stream| stream.end() == self.streams[0].end() && stream.over == self.streams[0].over;
+        let said = |stream: &Stream| stream.end == self.streams[0].end && stream.over == self.streams[0].over;
         self.given_up || self.reset || (self.outputs.is_empty() && self.streams.iter().all(said))
     }
 
@@ -194,7 +195,7 @@ impl Conversation {
                 // Beyond its last word a copy that is over says nothing.
                 let next = match (cut, stream.over || last) {
                     (Some(cut), _) => cut,
-                    (None, true) if after(until, stream.end()) => later(stream.end(), stream.cursor),
+                    (None, true) if after(until, stream.end) => later(stream.end, stream.cursor),
                     (None, _) => until,
                 };
                 let words = stream
@@ -204,7 +205,7 @@ impl Conversation {
                 next
             }
         };
-        stream.said.forget_before(next);
+        stream.said.forget(stream.cursor, next);
         stream.cursor = next;
         stream.judged += 1;
         true
@@ -226,7 +227,7 @@ impl Conversation {
     /// What the others said beyond the first copy's last word, and who ended the connection.
     fn end(&mut self, key: &FlowKey, seen: &mut Seen) {
         let more =
-            (self.streams.iter().enumerate().skip(1)).find(|(_, stream)| after(stream.end(), stream.cursor));
+            (self.streams.iter().enumerate().skip(1)).find(|(_, stream)| after(stream.end, stream.cursor));
         if let Some((copy, stream)) = more {
             let words = stream.said.bytes_from(stream.cursor, MOST_OUTPUT_BYTES);
             self.before += 1;

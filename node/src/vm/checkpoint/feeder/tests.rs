@@ -33,18 +33,13 @@ fn a_feeder_whose_copy_has_gone_knows_whether_the_vm_has_ended() {
     assert!(ending.memory(&Arc::downgrade(&memory)).is_ok());
     ending.shared.over.store(true, Ordering::SeqCst);
     assert!(vm_ended(ending.memory(&Weak::<()>::new())));
-    // The copy goes a moment before it is known why.
-    let (ending, ends) = ending_and_soon_over();
-    assert!(vm_ended(ending.memory(&Weak::<()>::new())));
-    drop(ends);
-}
-
-fn ending_and_soon_over() -> (Ending, Sender<Infallible>) {
-    let (ending, ends) = ending();
+    // The copy goes before it is known why: its owner says so, and drops this.
+    let (ending, ends) = self::ending();
     let shared = ending.shared.clone();
-    std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(100));
+    let owner = std::thread::spawn(move || {
         shared.over.store(true, Ordering::SeqCst);
+        drop(ends);
     });
-    (ending, ends)
+    assert!(vm_ended(ending.memory(&Weak::<()>::new())));
+    owner.join().expect("its owner");
 }
