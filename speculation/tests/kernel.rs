@@ -7,6 +7,8 @@ mod skipped;
 mod lab;
 
 use lab::{Lab, Plan};
+use nix::mount::{MsFlags, mount};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sha2::{Digest, Sha256};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -167,6 +169,31 @@ fn downloads_and_uploads_are_whole() {
     both_ways(&lab, 4 << 20);
     let counts = lab.end();
     assert_eq!((counts.begun, counts.failed), (4, 0), "{counts:?}");
+}
+
+/// Of a daemon whose unit keeps it from the host's settings (systemd.exec(5), ProtectKernelTunables).
+#[test]
+fn with_read_only_settings_of_the_host() {
+    const NONE: Option<&str> = None;
+    let guarded = || -> nix::Result<()> {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS)?;
+        mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)?;
+        let sys = "/proc/sys";
+        mount(Some(sys), sys, NONE, MsFlags::MS_BIND, NONE)?;
+        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
+        mount(NONE, sys, NONE, flags, NONE)
+    };
+    let played = std::thread::spawn(move || {
+        if let Err(error) = guarded() {
+            return skipped::skip(&format!("mounts of its own: {error} (root is needed)"));
+        }
+        let refused = std::fs::write("/proc/sys/net/ipv4/tcp_ecn", "0").map_err(|error| error.kind());
+        assert_eq!(refused, Err(ErrorKind::ReadOnlyFilesystem));
+        let Some(lab) = lab(Plan::default()) else { return };
+        both_ways(&lab, 256 << 10);
+        assert_eq!(lab.end().begun, 4);
+    });
+    played.join().expect("no panic");
 }
 
 #[test]
@@ -351,4 +378,64 @@ fn hundreds_of_short_connections() {
         thread.join().expect("no panic").expect("no error of a client");
     }
     assert_eq!(lab.end().begun, 200);
+}
+
+/// Each has had its bytes when the host dies, and is ended by the VM afterwards.
+#[test]
+fn thousands_of_connections_outlive_their_host() {
+    const MANY: u64 = 2_000;
+    const LENGTH: u64 = 4096;
+    // A client's, the VM's and the shadow socket of each, and the lab's own.
+    let wanted = Some(3 * MANY + 1000);
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.current.max(wanted),
+        maximum: limit.maximum.map(|most| most.max(3 * MANY + 1000)),
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        return skipped::skip(&format!("descriptors: {error} (root is needed)"));
+    }
+    let plan = Plan {
+        kills: (1..=30).map(|n| n * 2000).collect(),
+        ..Plan::default()
+    };
+    let Some(lab) = lab(plan) else { return };
+    let ends = serve(&lab);
+    // Each waits for two epochs, so they are opened beside each other.
+    let opens = |from: u64| {
+        move || -> std::io::Result<Vec<TcpStream>> {
+            let one = |n| {
+                let mut connection = ask(if n % 2 == 0 { V4 } else { V6 }, RESET, LENGTH)?;
+                let (hash, _) = hash_of_read(&mut connection, LENGTH)?;
+                assert_eq!(hash, hash_of(LENGTH));
+                Ok(connection)
+            };
+            (from..from + MANY / 40).map(one).collect()
+        }
+    };
+    let threads: Vec<_> = (0..40)
+        .map(|n| lab.client.spawn(opens(n * (MANY / 40))))
+        .collect();
+    let mut connections = vec![];
+    for thread in threads {
+        connections.extend(thread.join().expect("no panic").expect("no error of a client"));
+    }
+    let before = lab.deaths();
+    while lab.deaths() == before {
+        both_ways_again(&lab);
+    }
+    for connection in &mut connections {
+        connection.write_all(b"!").expect("it is open");
+    }
+    let reset = |connection: &mut TcpStream| connection.read(&mut [0]).map_err(|error| error.kind());
+    let heard: Vec<_> = connections.iter_mut().map(reset).collect();
+    assert!(
+        heard.iter().all(|end| *end == Err(ErrorKind::ConnectionReset)),
+        "{heard:?}"
+    );
+    for _ in 0..MANY {
+        let end = ends.recv_timeout(PATIENCE).expect("every connection ends");
+        assert_eq!(end.expect("no error in the VM"), LENGTH);
+    }
+    assert_eq!(lab.end().failed, 0);
 }
