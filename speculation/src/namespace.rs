@@ -11,7 +11,9 @@ use super::repair::{self, RepairError};
 use super::sockets::SocketsError;
 use super::tun::Tun;
 use dunlin_core::speculation::Socket;
+use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
@@ -86,6 +88,11 @@ fn serve(requests: &Receiver<Request>) {
 fn make(mtu: u16, offload: bool) -> Result<Tun, SocketsError> {
     unshare(CloneFlags::CLONE_NEWNET)
         .map_err(|error| SocketsError::new("a network namespace (CAP_SYS_ADMIN is missing)", error.into()))?;
+    if statvfs("/proc/sys/net").is_ok_and(|about| about.f_flag.contains(StatVfsMountFlags::RDONLY)) {
+        own_proc().map_err(|error| {
+            SocketsError::new("a /proc of its own (CAP_SYS_ADMIN is missing)", error.into())
+        })?;
+    }
     for (name, value) in SETTINGS {
         // This thread's namespace is the one that /proc/sys/net shows it.
         let path = format!("/proc/sys/net/{name}");
@@ -106,6 +113,16 @@ fn make(mtu: u16, offload: bool) -> Result<Tun, SocketsError> {
         ip(&["-6"], &batch)?;
     }
     Ok(tun)
+}
+
+/// A /proc for this thread and its children alone. The daemon's may be read only (`ProtectKernelTunables` of its unit), for the sake of the
+/// host's settings; those of a namespace of its own are a thread's own.
+fn own_proc() -> nix::Result<()> {
+    const NONE: Option<&str> = None;
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    mount(NONE, "/", NONE, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NONE)?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    mount(Some("proc"), "/proc", Some("proc"), flags, NONE)
 }
 
 /// `ip -batch`, in the namespace of the calling thread.

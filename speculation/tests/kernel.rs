@@ -280,6 +280,22 @@ fn with_few_options_and_small_segments() {
     assert_eq!(lab.end().begun, 4);
 }
 
+/// A guest's MTU may be the only thing that says how much a network carries (VXLAN), and a bridge tells nobody what it has dropped.
+#[test]
+fn frames_are_no_larger_than_the_vms_own() {
+    let plan = Plan {
+        offload: false,
+        ..Plan::default()
+    };
+    let Some(lab) = lab(plan) else { return };
+    lab.vm.ip("link set dev eth0 mtu 1400\n");
+    let rules = "table inet narrow {\n\
+        chain in { type filter hook input priority 0; meta length > 1400 drop; }\n}\n";
+    lab.client.tool("nft", &["-f", "-"], rules);
+    both_ways(&lab, 256 << 10);
+    assert_eq!(lab.end().begun, 4);
+}
+
 #[test]
 fn a_client_that_takes_little_gets_all() {
     let mut plan = Plan::default();

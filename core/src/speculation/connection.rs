@@ -209,7 +209,8 @@ impl Connection {
             socket: false,
             vm_start,
             peer_start,
-            mss: peer.mss,
+            // What the VM offers says how large its own frames are: the network on the way may carry no more.
+            mss: peer.mss.min(vm.mss),
             scale: vm.scale.zip(peer.scale),
             sack: vm.sack && peer.sack,
             stamps,

@@ -76,7 +76,7 @@ pub struct Socket {
     pub start: u32,
     /// The sequence number that the socket is to expect of the client, for all its life.
     pub peer_start: u32,
-    /// What the client takes in one segment.
+    /// What the client takes in one segment, and no more than the VM's own frames hold.
     pub mss: u16,
     /// The client's and the VM's window scale.
     pub scale: Option<(u8, u8)>,
