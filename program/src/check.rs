@@ -36,6 +36,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// A copy's card takes what Ethernet does.
+const MTU: u16 = 1500;
 /// A frame, with room for the largest that a card of this kind takes.
 const FRAME_BYTES: usize = 64 << 10;
 /// Frames that are read of one card before the others have their turn.
@@ -148,6 +150,7 @@ impl Tester {
             address,
             prefix: options.prefix,
             gateway: options.gateway,
+            mtu: MTU,
             mac: mac_of(address),
         };
         let spec = Spec {

@@ -41,6 +41,8 @@ pub struct Card {
     pub prefix: u8,
     /// Where what is for other networks goes.
     pub gateway: Option<Ipv4Addr>,
+    /// The most bytes of a packet.
+    pub mtu: u16,
     /// Its hardware's address.
     pub mac: [u8; 6],
 }

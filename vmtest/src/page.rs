@@ -276,12 +276,13 @@ fn small(testbed: &Testbed, number: usize) -> Result<PathBuf> {
     };
     let home = testbed.dir().to_str().context("a path of text")?;
     let command = ["/bin/busybox", "httpd", "-f", "-p", "8080", "-h", home];
+    let (mac, address) = (
+        format!("52:54:00:12:35:{number:02x}"),
+        format!("10.77.4.{}/16", number + 1),
+    );
     let nic = ProgramNicTable {
-        mac: format!("52:54:00:12:35:{number:02x}"),
         bridge: Some("br0".to_owned()),
-        tap: None,
-        address: format!("10.77.4.{}/16", number + 1),
-        gateway: None,
+        ..ProgramNicTable::new(&mac, &address)
     };
     let program = ProgramTable {
         port: Some(8080),

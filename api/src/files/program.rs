@@ -82,6 +82,21 @@ pub struct ProgramTable {
     pub nics: Vec<ProgramNicTable>,
 }
 
+impl ProgramNicTable {
+    /// One of which nothing but this is said.
+    #[must_use]
+    pub fn new(mac: &str, address: &str) -> Self {
+        Self {
+            mac: mac.to_owned(),
+            bridge: None,
+            tap: None,
+            address: address.to_owned(),
+            gateway: None,
+            mtu: mtu(),
+        }
+    }
+}
+
 impl ProgramTable {
     /// One of which nothing but this is said.
     #[must_use]
@@ -117,6 +132,7 @@ usual! {
     own, is_own: Source = Source::Own;
     scratch_mib, is_scratch_mib: u32 = 256;
     start_within_s, is_start_within_s: u64 = 30;
+    mtu, is_mtu: u16 = 1500;
 }
 
 /// `[[program.nics]]`: a program's card.
@@ -139,6 +155,10 @@ pub struct ProgramNicTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub gateway: Option<Ipv4Addr>,
+    /// The most bytes of a packet, where the network takes fewer than the usual 1500.
+    #[serde(default = "mtu", skip_serializing_if = "is_mtu")]
+    #[schema(default = mtu, example = 1450)]
+    pub mtu: u16,
 }
 
 /// What a program's next input waits for.

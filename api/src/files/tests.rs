@@ -92,6 +92,7 @@ bridge = "br0"
 tap = "p0"
 address = "10.0.0.57/24"
 gateway = "10.0.0.1"
+mtu = 1450
 "#;
 
 const WHOLE_HOST: &str = r#"
@@ -254,13 +255,7 @@ fn what_is_filled_by_a_program_is_what_a_person_gets_who_writes_as_little() {
         ..VmFile::new("v", &["a", "b"])
     };
     assert_eq!(there_and_back(VM), Ok(vm));
-    let nic = ProgramNicTable {
-        mac: "52:54:00:12:34:57".into(),
-        bridge: None,
-        tap: None,
-        address: "10.0.0.57/24".into(),
-        gateway: None,
-    };
+    let nic = ProgramNicTable::new("52:54:00:12:34:57", "10.0.0.57/24");
     let program = VmFile {
         witness: Some("c".into()),
         program: Some(ProgramTable::new(vec!["/bin/true".into()], nic)),

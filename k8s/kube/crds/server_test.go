@@ -143,6 +143,7 @@ var mistakes = []struct {
 	{"a network without room", sessions, "10.0.0.57/24", "10.0.0.57/31", "address is an IPv4 address and its network of 8 to 30 bits, as 10.0.0.57/24"},
 	{"an address that is none", sessions, "10.0.0.57/24", "10.0.0.257/24", "address is an IPv4 address and its network of 8 to 30 bits, as 10.0.0.57/24"},
 	{"a way to others that is none", sessions, "gateway: 10.0.0.1", `gateway: "fe80::1"`, "gateway is an IPv4 address, not fe80::1"},
+	{"an MTU that no IPv4 has", sessions, "gateway: 10.0.0.1", "mtu: 500", "mtu is from 576 to 1500"},
 	{"an unknown clock", sessions, "port: 6379", "clock: mine", "clock is agreed or own, not mine"},
 	{"unknown chance", sessions, "port: 6379", "chance: good", "chance is agreed or own, not good"},
 	{"an unknown restart", sessions, "port: 6379", "restart: sometimes", "restart is never, on-failure or always, not sometimes"},

@@ -36,6 +36,7 @@ type programNIC struct {
 	Bridge  string `toml:"bridge,omitempty"`
 	Address string `toml:"address"`
 	Gateway string `toml:"gateway,omitempty"`
+	MTU     int64  `toml:"mtu,omitzero"`
 }
 
 func programOf(spec v1alpha1.Program) *program {

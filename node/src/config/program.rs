@@ -141,6 +141,9 @@ impl ProgramSpec {
             promiscuous: false,
         };
         let mac = card.mac_bytes().map_err(ProgramError::Mac)?;
+        if !(576..=1500).contains(&nic.mtu) {
+            return range("nics.mtu", "576 to 1500", "1500");
+        }
         for (key, name) in [("bridge", &card.bridge), ("tap", &card.tap)] {
             if let Some(name) = name.as_deref().filter(|name| name.is_empty() || name.len() > 15) {
                 return Err(ProgramError::DeviceName {
@@ -187,6 +190,7 @@ impl ProgramSpec {
                 address,
                 prefix,
                 gateway: nic.gateway,
+                mtu: nic.mtu,
                 mac,
             },
         };

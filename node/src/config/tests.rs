@@ -327,6 +327,7 @@ fn a_mistake_in_a_programs_file_is_one_line_that_names_it() {
             PROGRAM.replace("[program]", "[program]\npatience_ms = 0"),
             "patience_ms",
         ),
+        (format!("{PROGRAM}\nmtu = 9000"), "program.nics.mtu"),
         (with_data("root = 'srv'"), "program.root"),
         (with_data("root = '/srv/../etc'"), "program.root"),
         (with_data("root = '/proc/1/root'"), "program.root"),

@@ -14,6 +14,7 @@ pub fn spec(network: u8, command: &[&str]) -> Spec {
             address: [10, 213, network, 2].into(),
             prefix: 24,
             gateway: None,
+            mtu: 1500,
             mac: [0x52, 0x54, 0, 0, 0, network],
         },
         walls: Some(Walls {

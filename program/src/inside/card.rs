@@ -48,6 +48,9 @@ pub(super) fn make(card: &Card) -> Result<Tap, Failure> {
         bytes.for_each(|(to, from)| *to = from as c_char);
         request.ifr_ifru.ifru_hwaddr = address;
     })?;
+    set(NAME, "its MTU", libc::SIOCSIFMTU, &|request| {
+        request.ifr_ifru.ifru_mtu = i32::from(card.mtu)
+    })?;
     address(&control, NAME, card.address, card.prefix).map_err(failed("its address"))?;
     set(NAME, "switching it on", libc::SIOCSIFFLAGS, &|request| {
         request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;

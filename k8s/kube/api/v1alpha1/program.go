@@ -68,4 +68,6 @@ type ProgramNIC struct {
 	Address string `json:"address"`
 	// Gateway is the way to other networks.
 	Gateway string `json:"gateway,omitempty"`
+	// MTU is the most bytes of a packet, where the network takes fewer than 1500.
+	MTU int64 `json:"mtu,omitempty"`
 }
