@@ -24,6 +24,9 @@ pub struct HostStatus {
     /// The oldest one.
     #[serde(default)]
     pub oldest_protocol: u16,
+    /// Whether a VM that asks for KVM, and names no user of its own, gets it there; `false` also where its daemon does not say it.
+    #[serde(default)]
+    pub kvm: bool,
     /// The VMs in whose groups it is.
     pub vms: Vec<VmStatus>,
     /// The logs of which it is a host.

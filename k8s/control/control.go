@@ -31,7 +31,9 @@ func New(socket string) *Client { return &Client{socket} }
 // Host is how a host and its VMs are.
 type Host struct {
 	Host string `json:"host"`
-	VMs  []VM   `json:"vms"`
+	// KVM says whether a VM that asks for KVM gets it there; false also of a daemon that does not say it.
+	KVM  bool `json:"kvm"`
+	VMs  []VM `json:"vms"`
 	Logs []struct {
 		Hosts []Peer `json:"hosts"`
 	} `json:"logs"`

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use daemon::{Host, OPERATOR, ROOT, STRANGER, User, VIEWER};
 use document::Document;
 use dunlin_api::files::{VmFile, VmTable};
+use dunlin_guest::probe;
 use dunlin_vmtest::is_root;
 use http::{Said, request, speak};
 use serde_json::{Value, json};
@@ -206,6 +207,14 @@ fn what_is_answered_is_what_the_document_says() -> Result<()> {
         let said = served.say(&request(method, path, &[("X-Dunlin-Token", &token)], ""))?;
         ensure!(said.status == status, "{method} {path}: {said:?}");
     }
+    Ok(())
+}
+
+#[test]
+fn a_host_says_whether_vms_get_kvm_there() -> Result<()> {
+    let served = Served::start("")?;
+    let status = served.get("/api/v1/status")?.json()?;
+    ensure!(status["kvm"] == json!(probe::has_kvm()), "{status}");
     Ok(())
 }
 

@@ -12,6 +12,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use serde_json::Value;
 
@@ -295,6 +296,14 @@ pub fn accelerator(spec: &VmSpec) -> Result<Accel, NoAccel> {
     accel::choose(spec.accel, user.as_ref()).map(|(accel, _)| accel)
 }
 
+/// Whether a VM that asks for KVM, and names no user of its own, gets it on this host now.
+pub fn has_kvm() -> bool {
+    // A host is asked how it is every second, and users may be looked up over a network.
+    static USER: OnceLock<Option<spawn::User>> = OnceLock::new();
+    let user = USER.get_or_init(|| spawn::choose_user(None).ok().flatten());
+    accel::opens_for(user.as_ref()).is_ok()
+}
+
 fn meminfo_kib(key: &str) -> u64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = meminfo.lines().find_map(|line| line.strip_prefix(key));
@@ -483,6 +492,15 @@ mod tests {
             s.nics.push(nic);
         };
         assert_eq!(wrong(nic), ["bridge"]);
+    }
+
+    #[test]
+    fn a_vm_that_asks_for_kvm_gets_it_where_the_host_says_so() {
+        let spec = VmSpec {
+            accel: Accel::Kvm,
+            ..VmSpec::new("v", 64)
+        };
+        assert_eq!(has_kvm(), accelerator(&spec).is_ok());
     }
 
     #[test]

@@ -66,8 +66,7 @@ pub struct NoAccel(pub NoKvm);
 
 /// The accelerator to use for a QEMU that runs as `user` (`None`: as we do), and why it is not KVM if it is not.
 pub fn choose(wanted: Accel, user: Option<&User>) -> Result<(Accel, Option<String>), NoAccel> {
-    let opens = opens().and_then(|()| user.map_or(Ok(()), is_for));
-    match (wanted, opens, hardware()) {
+    match (wanted, opens_for(user), hardware()) {
         (Accel::Tcg, ..) => Ok((Accel::Tcg, None)),
         (_, Ok(()), Ok(())) => Ok((Accel::Kvm, None)),
         // A person who asks for KVM may know better than the CPU flags, but not better than the device.
@@ -80,6 +79,11 @@ pub fn choose(wanted: Accel, user: Option<&User>) -> Result<(Accel, Option<Strin
             )),
         )),
     }
+}
+
+/// Can a QEMU that runs as `user` (`None`: as we do) have KVM? This is all that `accel = "kvm"` asks for.
+pub fn opens_for(user: Option<&User>) -> Result<(), NoKvm> {
+    opens().and_then(|()| user.map_or(Ok(()), is_for))
 }
 
 /// Can /dev/kvm be opened and is it KVM?

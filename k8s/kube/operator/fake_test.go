@@ -28,7 +28,9 @@ type daemon struct {
 	name, socket string
 	mutex        sync.Mutex
 	vms          []control.VM
-	orders       []string
+	// kvm is what it says of its host: true or false, or nil, as daemons did that did not say it.
+	kvm    any
+	orders []string
 	// refuses is what it answers to an order to give a part to another host; nothing if it does as it is told.
 	refuses string
 	// refusesUp and refusesDown are what it answers to an order to start a VM, or to end it; nothing if it does as it is told.
@@ -47,7 +49,7 @@ func newDaemon(t *testing.T, name string) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	daemon := &daemon{name: name, socket: filepath.Join(folder, "s"), news: make(chan struct{})}
+	daemon := &daemon{name: name, socket: filepath.Join(folder, "s"), kvm: true, news: make(chan struct{})}
 	listener, err := net.Listen("unix", daemon.socket)
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +90,7 @@ func (daemon *daemon) answer(conn net.Conn) {
 	switch request.Do {
 	case "status":
 		daemon.asked++
-		_ = out.Encode(map[string]any{"answer": "status", "host": daemon.name, "vms": daemon.vms, "logs": []any{}})
+		_ = out.Encode(map[string]any{"answer": "status", "host": daemon.name, "kvm": daemon.kvm, "vms": daemon.vms, "logs": []any{}})
 	case "cluster":
 		_ = out.Encode(map[string]any{"answer": "member", "host": daemon.name, "version": "0.0.0"})
 	case "events":
@@ -146,6 +148,13 @@ func (daemon *daemon) refuse(why string) int {
 	defer daemon.mutex.Unlock()
 	daemon.refuses = why
 	return len(daemon.orders)
+}
+
+// saysOfKVM is what it says of its host from now on.
+func (daemon *daemon) saysOfKVM(kvm any) {
+	daemon.mutex.Lock()
+	defer daemon.mutex.Unlock()
+	daemon.kvm = kvm
 }
 
 // hostLacks has a host refuse a part from now on.

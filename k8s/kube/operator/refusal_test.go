@@ -127,17 +127,31 @@ func TestACopyGoesToAnotherHostThanOneThatRefuses(t *testing.T) {
 	})
 }
 
-// A lost copy's Pod asks for hosts that can run what is there: here all that run an operator are one machine, and another host has what that has not, or lacks what it has.
+// Whether a host has KVM its daemon says, and nobody else: an operator in a Pod has another /dev than its node.
+func TestADaemonSaysWhetherItsHostHasKVM(t *testing.T) {
+	stage := newStage(t)
+	says := map[string]any{"a": true, "b": false, "c": nil}
+	for name, kvm := range says {
+		stage.daemons[name].saysOfKVM(kvm)
+		stage.operator(name, stage.plane.Address())
+	}
+	for name, kvm := range says {
+		stage.until("host "+name+" is heard", func(v1alpha1.ProtectedStatus) bool { return stage.isReady(name) })
+		host := &v1alpha1.DunlinHost{}
+		if err := stage.api.Get(t.Context(), client.ObjectKey{Name: name}, host); err != nil || host.Status.KVM != (kvm == true) {
+			t.Errorf("daemon %s says %v, and its DunlinHost %+v, %v", name, kvm, host.Status, err)
+		}
+	}
+}
+
+// A lost copy's Pod asks for hosts that can run what is there: another host has no KVM, which those of the VM have.
 func TestALostCopyAsksForHostsThatCanRunIt(t *testing.T) {
 	stage := newLoss(t, "a", "b", "c")
-	own := &v1alpha1.DunlinHost{}
-	stage.until("host a says what it has", func(v1alpha1.ProtectedStatus) bool {
-		return stage.api.Get(t.Context(), client.ObjectKey{Name: "a"}, own) == nil && stage.isReady("a")
-	})
-	stage.unlike("d", own)
+	stage.until("host a says what it has", func(v1alpha1.ProtectedStatus) bool { return stage.isReady("a") })
+	stage.withoutKVM("d")
 	stage.cordon("b", true)
 	stage.evict("shop-1")
-	stage.says(operator.Placed, "copy 1 stays there, since no other host is heard that has no part in the VM and could have one: host 'd': it has")
+	stage.says(operator.Placed, "copy 1 stays there, since no other host is heard that has no part in the VM and could have one: host 'd': it has no KVM")
 	stage.host("e")
 	stage.operator("e", stage.plane.Address())
 	stage.asks("shop-1", "e")
@@ -145,12 +159,8 @@ func TestALostCopyAsksForHostsThatCanRunIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := v1alpha1.KVMNone
-	if own.Status.KVM {
-		want = v1alpha1.KVMNeeded
-	}
-	if needs, said := v1alpha1.ReadNeeds(pod.Annotations); !said || needs.KVM != want {
-		t.Errorf("the copies run with KVM: %v, and the Pod needs %+v", own.Status.KVM, needs)
+	if needs, said := v1alpha1.ReadNeeds(pod.Annotations); !said || needs.KVM != v1alpha1.KVMNeeded {
+		t.Errorf("the copies run under KVM, and the Pod needs %+v", needs)
 	}
 }
 
@@ -165,14 +175,14 @@ func (stage *stage) isReady(name string) bool {
 	})
 }
 
-// unlike makes a host that is heard and differs from another one by having KVM or not. No operator is there.
-func (stage *stage) unlike(name string, other *v1alpha1.DunlinHost) {
+// withoutKVM makes a host that is heard and has no KVM. No operator is there.
+func (stage *stage) withoutKVM(name string) {
 	stage.Helper()
 	made := &v1alpha1.DunlinHost{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	stage.create(made)
 	before := made.DeepCopy()
 	now := metav1.Now().Rfc3339Copy()
-	made.Status = v1alpha1.DunlinHostStatus{KVM: !other.Status.KVM, Heard: &now, Conditions: []metav1.Condition{
+	made.Status = v1alpha1.DunlinHostStatus{Heard: &now, Conditions: []metav1.Condition{
 		{Type: operator.Ready, Status: metav1.ConditionTrue, Reason: "Test", Message: "said by a test", LastTransitionTime: now},
 	}}
 	if err := stage.api.Status().Patch(stage.Context(), made, client.MergeFrom(before)); err != nil {

@@ -9,6 +9,7 @@ use crate::notify::Notify;
 use crate::vm;
 use dunlin_api::{Event, HostStatus};
 use dunlin_fabric::link::{OLDEST_PROTOCOL, PROTOCOL_VERSION};
+use dunlin_guest::probe;
 
 /// Events that are told at once to a host that asks how this one is.
 const MOST_EVENTS: u64 = 200;
@@ -21,6 +22,7 @@ pub fn status(daemon: &Daemon) -> HostStatus {
         version: build::name(),
         protocol: PROTOCOL_VERSION,
         oldest_protocol: OLDEST_PROTOCOL,
+        kvm: probe::has_kvm(),
         vms: daemon.vms().values().map(vm::VmHandle::status).collect(),
         logs: daemon.logs().values().map(LogHandle::status).collect(),
         refused: daemon.refused(),

@@ -86,6 +86,7 @@ type DunlinHostSpec struct {
 
 // DunlinHostStatus is what its daemon reports.
 type DunlinHostStatus struct {
+	// KVM says whether VMs that ask for it get it there.
 	KVM         bool   `json:"kvm,omitempty"`
 	Version     string `json:"version,omitempty"`
 	DiskFreeMiB int64  `json:"diskFreeMiB,omitempty"`
