@@ -52,7 +52,9 @@ func TestKubectlAppliesAllThatAClusterNeeds(t *testing.T) {
 	for _, one := range []string{
 		"customresourcedefinition.apiextensions.k8s.io/protectedvms.dunlin.dev", "customresourcedefinition.apiextensions.k8s.io/protectedprograms.dunlin.dev",
 		"customresourcedefinition.apiextensions.k8s.io/dunlinhosts.dunlin.dev", "customresourcedefinition.apiextensions.k8s.io/replicaquotas.dunlin.dev",
-		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-finalizer", "clusterrolebinding.rbac.authorization.k8s.io/dunlin-operator",
+		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-finalizer",
+		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-operator-pods",
+		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-scheduler-pods", "clusterrolebinding.rbac.authorization.k8s.io/dunlin-operator",
 		"clusterrolebinding.rbac.authorization.k8s.io/dunlin-scheduler", "daemonset.apps/dunlin-operator", "daemonset.apps/dunlin-scheduler",
 	} {
 		if !slices.Contains(created, one) {

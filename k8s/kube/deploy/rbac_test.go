@@ -223,7 +223,8 @@ func TestTheOperatorMayNoMoreThanItNeeds(t *testing.T) {
 		{"create", "", "pods", "exec", "shops", "shop-0"}, {"update", "", "pods", "", "shops", "shop-0"}, {"patch", "", "nodes", "", "", "a"},
 		{"delete", "", "nodes", "", "", "a"}, {"update", "coordination.k8s.io", "leases", "", "dunlin-system", "another"},
 		{"update", "coordination.k8s.io", "leases", "", "kube-system", "dunlin-operator"}, {"create", "rbac.authorization.k8s.io", "clusterrolebindings", "", "", ""},
-		{"impersonate", "", "users", "", "", "admin"}, {"create", "", "pods", "binding", "shops", "shop-0"},
+		{"impersonate", "", "users", "", "", "admin"}, {"create", "", "pods", "binding", "shops", "shop-0"}, {"deletecollection", "", "pods", "", "shops", ""},
+		{"patch", "", "pods", "status", "shops", "shop-0"}, {"patch", "", "pods", "ephemeralcontainers", "shops", "shop-0"}, {"get", "", "pods", "log", "shops", "shop-0"},
 	}...)
 }
 
@@ -236,5 +237,7 @@ func TestTheSchedulerMayNoMoreThanItNeeds(t *testing.T) {
 		{"patch", "dunlin.dev", "dunlinhosts", "status", "", "a"}, {"create", "dunlin.dev", "replicaquotas", "", "shops", ""}, {"patch", "dunlin.dev", "replicaquotas", "", "shops", "quota"},
 		{"update", "coordination.k8s.io", "leases", "", "kube-system", "kube-scheduler"}, {"create", "authentication.k8s.io", "tokenreviews", "", "", ""},
 		{"create", "rbac.authorization.k8s.io", "clusterrolebindings", "", "", ""}, {"impersonate", "", "users", "", "", "admin"},
+		{"deletecollection", "", "pods", "", "shops", ""}, {"update", "", "pods", "finalizers", "shops", "shop-0"},
+		{"patch", "", "pods", "ephemeralcontainers", "shops", "shop-0"}, {"get", "", "pods", "log", "shops", "shop-0"},
 	}...)
 }
