@@ -80,26 +80,24 @@ func TestTheOperatorHasOnlyPodsThatStandForCopies(t *testing.T) {
 		return err
 	}
 	inForce(t, policy, func() error { return create(func(pod *v1.Pod) { pod.OwnerReferences = nil }) })
-	no, yes := false, true
+	no := false
 	one := func(pod *v1.Pod) *v1.Container { return &pod.Spec.Containers[0] }
 	for what, change := range map[string]func(*v1.Pod){
-		"another kind's":               func(pod *v1.Pod) { pod.OwnerReferences[0].Kind = "ReplicaQuota" },
-		"another group's":              func(pod *v1.Pod) { pod.OwnerReferences[0].APIVersion = "apps/v1" },
-		"nobody's by control":          func(pod *v1.Pod) { pod.OwnerReferences[0].Controller = nil },
-		"not labelled":                 func(pod *v1.Pod) { delete(pod.Labels, operator.VMLabel) },
-		"without any label":            func(pod *v1.Pod) { pod.Labels = nil },
-		"on a node of its choice":      func(pod *v1.Pod) { pod.Spec.NodeName = "a" },
-		"another scheduler's":          func(pod *v1.Pod) { pod.Spec.SchedulerName = "default-scheduler" },
-		"with a token":                 func(pod *v1.Pod) { pod.Spec.AutomountServiceAccountToken = nil },
-		"in its node's network":        func(pod *v1.Pod) { pod.Spec.HostNetwork = true },
-		"among its node's processes":   func(pod *v1.Pod) { pod.Spec.HostPID = true },
-		"with its node's IPC":          func(pod *v1.Pod) { pod.Spec.HostIPC = true },
-		"perhaps root":                 func(pod *v1.Pod) { pod.Spec.SecurityContext = nil },
-		"perhaps root in a container":  func(pod *v1.Pod) { one(pod).SecurityContext.RunAsNonRoot = &no },
-		"with privileges to be gained": func(pod *v1.Pod) { one(pod).SecurityContext.AllowPrivilegeEscalation = nil },
-		"privileged": func(pod *v1.Pod) {
-			one(pod).SecurityContext.Privileged, one(pod).SecurityContext.AllowPrivilegeEscalation = &yes, &yes
-		},
+		"another kind's":              func(pod *v1.Pod) { pod.OwnerReferences[0].Kind = "ReplicaQuota" },
+		"another group's":             func(pod *v1.Pod) { pod.OwnerReferences[0].APIVersion = "apps/v1" },
+		"nobody's by control":         func(pod *v1.Pod) { pod.OwnerReferences[0].Controller = nil },
+		"not labelled":                func(pod *v1.Pod) { delete(pod.Labels, operator.VMLabel) },
+		"without any label":           func(pod *v1.Pod) { pod.Labels = nil },
+		"on a node of its choice":     func(pod *v1.Pod) { pod.Spec.NodeName = "a" },
+		"another scheduler's":         func(pod *v1.Pod) { pod.Spec.SchedulerName = "default-scheduler" },
+		"with a token":                func(pod *v1.Pod) { pod.Spec.AutomountServiceAccountToken = nil },
+		"in its node's network":       func(pod *v1.Pod) { pod.Spec.HostNetwork = true },
+		"among its node's processes":  func(pod *v1.Pod) { pod.Spec.HostPID = true },
+		"with its node's IPC":         func(pod *v1.Pod) { pod.Spec.HostIPC = true },
+		"perhaps root":                func(pod *v1.Pod) { pod.Spec.SecurityContext = nil },
+		"perhaps root in a container": func(pod *v1.Pod) { one(pod).SecurityContext.RunAsNonRoot = &no },
+		// A privileged one may gain privileges, too, or no API server takes it.
+		"with privileges to be gained":     func(pod *v1.Pod) { one(pod).SecurityContext.AllowPrivilegeEscalation = nil },
 		"with capabilities that are kept":  func(pod *v1.Pod) { one(pod).SecurityContext.Capabilities = nil },
 		"with capabilities that are added": func(pod *v1.Pod) { one(pod).SecurityContext.Capabilities.Add = []v1.Capability{"NET_ADMIN"} },
 		"without a container's context":    func(pod *v1.Pod) { one(pod).SecurityContext = nil },
