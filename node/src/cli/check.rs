@@ -1,18 +1,20 @@
 //! `check`: what this host lacks, or with a VM's file what all of its hosts lack, before anything is started.
 
 use crate::certificates;
-use crate::config::{self, HostConfig, vm_spec};
+use crate::config::{HostConfig, VmConfig};
 use crate::control::http::Conversation;
 use crate::daemon::BadInput;
 use crate::heartbeats;
 use anyhow::{Result, bail};
 use dunlin_api::Found;
-use dunlin_api::files::VmTable;
 use dunlin_api::{Answer, Request};
 use dunlin_guest::VmSpec;
 use dunlin_guest::probe;
 use std::path::Path;
 use std::process::ExitCode;
+
+/// The guest RAM that a host is asked for where no VM is named.
+const SMALL_MIB: u64 = 512;
 
 /// Looks at this host, without a daemon: prints every finding; fails if something is missing.
 pub fn run(vm: Option<&Path>, config: &Path, json: bool) -> Result<ExitCode> {
@@ -116,27 +118,22 @@ fn print(found: &Found) {
     };
     println!("{mark} {host}{}{mend}", found.what);
 }
-/// The VM's own table, or a small VM.
-fn spec(vm: Option<&Path>) -> Result<VmSpec> {
-    /// Of a VM's file what says what it needs; the rest is for its group.
-    #[derive(serde::Deserialize)]
-    struct Vm {
-        vm: Option<VmTable>,
-    }
 
-    let (origin, text) = match vm {
-        Some(path) => {
-            let origin = path.display().to_string();
-            let text =
-                std::fs::read_to_string(path).map_err(|error| BadInput(format!("{origin}: {error}")))?;
-            (origin, text)
-        }
-        None => (String::new(), "vm = { memory_mib = 512 }".to_owned()),
+/// The VM of that file, or a small VM. All of the file is checked but whether its hosts are in the cluster: there may be none yet.
+fn spec(vm: Option<&Path>) -> Result<VmSpec> {
+    let Some(path) = vm else {
+        return Ok(VmSpec::new("", SMALL_MIB));
     };
-    let Vm { vm } = config::parse(&text, &origin).map_err(|error| BadInput(error.to_string()))?;
-    let vm = vm.ok_or_else(|| BadInput("the file has no [vm] table".into()))?;
-    let name = vm.name.clone();
-    Ok(vm_spec(&name, vm))
+    let origin = path.display().to_string();
+    let text = std::fs::read_to_string(path).map_err(|error| BadInput(format!("{origin}: {error}")))?;
+    let config = VmConfig::parse_alone(&text, &origin).map_err(|error| BadInput(error.to_string()))?;
+    if config.program.is_some() {
+        return Err(BadInput(format!(
+            "{origin}: --vm is for VMs, and this is a bare program: 'dunlin check {origin}' asks the daemons of its hosts"
+        ))
+        .into());
+    }
+    Ok(config.spec)
 }
 
 #[cfg(test)]
@@ -155,8 +152,24 @@ mod tests {
         std::fs::write(&file, "name = \"shop\"\n[vm]\nmemory_mib = \"much\"\n").expect("written");
         let why = spec(Some(&file)).map(drop).expect_err("no number").to_string();
         assert!(why.starts_with(&format!("{}: line 3: ", file.display())), "{why}");
-        std::fs::write(&file, "members = [\"a\"]\n[vm]\nmemory_mib = 64\n").expect("written");
-        assert!(spec(Some(&file)).is_ok(), "the rest is for its group");
+        let good = "name = \"shop\"\nmembers = [\"a\", \"b\"]\nwitness = \"c\"\n[vm]\nmemory_mib = 64\n\
+                    kernel = \"/boot/vmlinuz\"\n";
+        std::fs::write(&file, good).expect("written");
+        assert!(spec(Some(&file)).is_ok(), "no cluster is known, and none is needed");
+        for (right, wrong, says) in [
+            ("witness", "witnes", "unknown field `witnes`"),
+            ("witness = \"c\"", "", "needs two hosts in members, and a witness"),
+            ("64", "0", "memory_mib"),
+        ] {
+            std::fs::write(&file, good.replace(right, wrong)).expect("written");
+            let why = spec(Some(&file)).map(drop).expect_err(says).to_string();
+            assert!(why.contains(says) && why.starts_with(&*file.to_string_lossy()), "{why}");
+        }
+        let program = "name = \"p\"\nmembers = [\"a\", \"b\"]\nwitness = \"c\"\n[program]\ncommand = [\"/bin/cat\"]\n\
+                       [[program.nics]]\nmac = \"52:54:00:12:34:57\"\naddress = \"10.0.0.57/24\"\n";
+        std::fs::write(&file, program).expect("written");
+        let why = spec(Some(&file)).map(drop).expect_err("no VM").to_string();
+        assert!(why.contains("this is a bare program"), "{why}");
         assert!(spec(None).is_ok());
     }
 }

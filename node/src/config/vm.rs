@@ -273,6 +273,15 @@ impl MemoryConfig {
 impl VmConfig {
     /// Checks a file's text; `origin` stands in messages.
     pub fn parse(text: &str, origin: &str, cluster: &Cluster) -> Result<Self, ConfigError> {
+        Self::parse_where(text, origin, |host| cluster.host(host).is_some())
+    }
+
+    /// The same where no cluster is known: its hosts may have any names.
+    pub fn parse_alone(text: &str, origin: &str) -> Result<Self, ConfigError> {
+        Self::parse_where(text, origin, |_| true)
+    }
+
+    fn parse_where(text: &str, origin: &str, is_host: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
         let file: VmFile = parse(text, origin)?;
         let senseless = |why: String| Err(ConfigError::senseless(origin, why));
         let name_is_plain = |name: &str| {
@@ -297,7 +306,7 @@ impl VmConfig {
             .chain(file.witness.iter().map(|name| (name, true)));
         let mut group: Vec<GroupHost> = Vec::new();
         for (name, witness) in named {
-            if cluster.host(name).is_none() {
+            if !is_host(name) {
                 return senseless(format!("host '{name}' is not in the cluster"));
             }
             if group.iter().any(|host| host.name == *name) {
