@@ -16,9 +16,20 @@ pub struct Client<S> {
 pub enum ClientError {
     /// No daemon there.
     #[error(
-        "no daemon answers at {socket}: {source} (start 'dunlin host HOST.toml', or name its socket with --socket)"
+        "no daemon answers at {socket}: {source} ('systemctl start dunlin' starts the package's, 'dunlin host HOST.toml' any; --socket \
+         names another socket)"
     )]
     NoDaemon {
+        /// The socket.
+        socket: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It may well run.
+    #[error(
+        "this user may not connect to {socket}: {source} (say it as root, or see 'viewers' and 'operators' of host.toml)"
+    )]
+    NotForUser {
         /// The socket.
         socket: String,
         /// Why.
@@ -38,9 +49,12 @@ pub enum ClientError {
 impl Client<UnixStream> {
     /// Connects to the daemon at `socket`.
     pub fn connect(socket: &Path) -> Result<Self, ClientError> {
-        let stream = UnixStream::connect(socket).map_err(|source| ClientError::NoDaemon {
-            socket: socket.display().to_string(),
-            source,
+        let stream = UnixStream::connect(socket).map_err(|source| {
+            let socket = socket.display().to_string();
+            match source.kind() {
+                io::ErrorKind::PermissionDenied => ClientError::NotForUser { socket, source },
+                _ => ClientError::NoDaemon { socket, source },
+            }
         })?;
         Ok(Self::over(stream))
     }
