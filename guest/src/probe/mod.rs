@@ -281,7 +281,8 @@ fn acceleration(spec: &VmSpec) -> Finding {
         Ok((_, Some(why))) => Finding::note(
             WHAT,
             why,
-            "switch virtualisation on in the firmware (nested virtualisation, where this host is a VM), or say vm.accel = \"tcg\"",
+            "switch virtualisation on in the firmware where the CPU shows neither vmx nor svm (nested virtualisation, where this host is \
+             a VM), or say vm.accel = \"tcg\"",
         ),
         Err(why) => Finding::bad(WHAT, why, "set vm.accel = \"auto\" to fall back to TCG"),
     }
