@@ -114,6 +114,16 @@ fn carry_variables(import: &Import, options: &Options, imported: &mut Imported) 
 
 /// Who runs the VM: as said, or as the cluster's file has them.
 fn hosts(import: &Import) -> Result<(Vec<String>, Option<String>)> {
+    let mut named: Vec<&String> = import.members.iter().chain(&import.witness).collect();
+    let all = named.len();
+    named.sort_unstable();
+    named.dedup();
+    if import.members.len() > 2 || named.len() < all {
+        return Err(BadInput(
+            "--members names two hosts that can run the VM, and --witness a third host".into(),
+        )
+        .into());
+    }
     if import.members.len() == 2 && import.witness.is_some() {
         return Ok((import.members.clone(), import.witness.clone()));
     }

@@ -24,6 +24,9 @@ pub enum HostError {
     /// It has no port, or is a name.
     #[error("'{0}' is no ADDRESS:PORT, such as 10.0.0.1:7700")]
     Address(String),
+    /// It stands for any.
+    #[error("{0} is no address that other hosts can reach: write the host's own, such as 10.0.0.1:7700")]
+    Nobodys(SocketAddr),
 }
 
 /// A `NAME=ADDRESS:PORT` of the command line.
@@ -32,9 +35,12 @@ pub fn host(text: &str) -> Result<(String, SocketAddr), HostError> {
     if !keys::is_host_name(name) {
         return Err(HostError::Name(name.to_owned()));
     }
-    let address = address
+    let address: SocketAddr = address
         .parse()
         .map_err(|_| HostError::Address(address.to_owned()))?;
+    if address.ip().is_unspecified() || address.port() == 0 {
+        return Err(HostError::Nobodys(address));
+    }
     Ok((name.to_owned(), address))
 }
 
@@ -77,7 +83,7 @@ pub fn run(
     // Last: its presence says that the folder is complete.
     write(&dir.join("cluster.toml"), &cluster_text, 0o644)?;
     println!(
-        "{}: copy each host's folder to its host and run 'dunlin host FOLDER/host.toml' there",
+        "{}: copy each host's folder to its host, as /etc/dunlin for 'systemctl start dunlin', or anywhere for 'dunlin host FOLDER/host.toml'",
         dir.display()
     );
     println!(
