@@ -1,5 +1,6 @@
 //! `cargo xtask scenarios`: stories on real QEMU, one after the other, with a summary line at the end.
 
+mod list;
 mod programs;
 mod rolling;
 
@@ -152,40 +153,7 @@ pub fn run_under_kvm() -> Result<Vec<String>> {
 pub fn run(arguments: &Scenarios) -> Result<Vec<String>> {
     let chosen = arguments.chosen()?;
     if arguments.list {
-        for one in &chosen {
-            println!(
-                "{:40} {} {}x{}{}",
-                one.name,
-                one.policy,
-                one.machine.name(),
-                one.vcpus,
-                if one.quick { " quick" } else { "" }
-            );
-        }
-        for (name, _) in orders::STORIES {
-            println!("{name:40} orders of a person, quick");
-        }
-        println!("{:40} plover pcx1, --kills N", "ledger");
-        for (name, about) in programs::LIST {
-            println!("{name:40} bare programs, {about}");
-        }
-        println!("{:40} by its seed, --faults N --seed S, quick", "campaign");
-        for size in &sizes::SIZES {
-            println!("{:40} dunlin", size.name);
-        }
-        for name in ["speculative-streams", "speculative-switchover"] {
-            println!("{name:40} remus+spec pcx1");
-        }
-        println!("{:40} remus+spec pcx1, --kills N", "speculative-deaths");
-        println!("{:40} dunlin pcx1, --seconds N", "overload");
-        for name in ["rejoins", "disks-compared-by-schedule"] {
-            println!("{name:40} dunlin pcx1");
-        }
-        for (name, ..) in dunlin_vmtest::scenario::rolling::STORIES {
-            println!("{name:40} dunlin pcx1, --from COMMIT, by name alone");
-        }
-        println!("{:40} dunlin pcx1, --minutes N", "soak");
-        println!("{:40} dunlin pcx2 (KVM here: pcx1), --seconds N", "stalls");
+        list::print(&chosen);
         return Ok(Vec::new());
     }
     rolling::prepare(arguments)?;
