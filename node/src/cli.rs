@@ -62,8 +62,8 @@ Examples:
   dunlin status --watch              see it run
   dunlin switchover redis            move it to its backup without losing anything
 
-Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status, up, protect) a VM that asks for protection has none;
-4 (verify-disk) the images differ.";
+Exit codes: 0 done; 1 failed; 2 bad input, nothing was changed; 3 (status, up, protect, policy, replace, move) a VM that asks for
+protection has none; 4 (verify-disk) the images differ.";
 
 #[derive(Subcommand)]
 enum Command {
