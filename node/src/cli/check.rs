@@ -172,4 +172,15 @@ mod tests {
         assert!(why.contains("this is a bare program"), "{why}");
         assert!(spec(None).is_ok());
     }
+
+    #[test]
+    fn the_example_of_the_documentation_is_a_good_file() {
+        let page = include_str!("../../../docs/configuration.md");
+        let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next());
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("shop.toml");
+        std::fs::write(&file, example.expect("an example")).expect("written");
+        let spec = spec(Some(&file)).expect("a good file");
+        assert_eq!((spec.disks.len(), spec.nics.len()), (1, 1));
+    }
 }
