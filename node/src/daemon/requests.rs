@@ -182,7 +182,7 @@ pub fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answ
     }
     let Some(status) = daemon.vms().get(&vm).map(vm::VmHandle::status) else {
         return Answer::refused(format!(
-            "there is no VM '{vm}' on this host; 'dunlin status' lists them"
+            "there is no VM '{vm}' on this host; 'dunlin status' lists those that are, 'dunlin cluster status' what other hosts serve"
         ));
     };
     let is_about_this_host = matches!(
