@@ -89,8 +89,14 @@ fn build(root: &Path, binary: &Path, out: &Path, version: &str) -> Result<PathBu
     let stage = out.join("dunlin");
     fs::create_dir_all(stage.join("man"))?;
     fs::copy(binary, stage.join("dunlin"))?;
-    fs::copy(root.join("README.md"), stage.join("README.md"))?;
-    for (from, to) in [("packaging/debian", "debian"), ("monitoring", "monitoring")] {
+    for page in ["README.md", "SPECIFICATION.md", "ARCHITECTURE.md"] {
+        fs::copy(root.join(page), stage.join(page))?;
+    }
+    for (from, to) in [
+        ("packaging/debian", "debian"),
+        ("monitoring", "monitoring"),
+        ("docs", "docs"),
+    ] {
         command("cp", &[Path::new("-r"), &root.join(from), &stage.join(to)])?;
     }
     said(binary, &["manual", &stage.join("man").to_string_lossy()])?;
