@@ -82,7 +82,7 @@ enum Command {
         /// This host's configuration, if it has one: its certificates are looked at
         #[arg(
             long,
-            default_value = "/etc/dunlin/host.toml",
+            default_value = check::USUAL_CONFIG,
             value_name = "HOST.TOML",
             conflicts_with = "file"
         )]

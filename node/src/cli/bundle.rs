@@ -84,7 +84,7 @@ pub fn run(socket: &Path, config: &Path, output: Option<PathBuf>) -> Result<Exit
     written.with_context(|| output.display().to_string())?;
     println!(
         "{} is written: status of host and cluster, events, logs, metrics, the daemon's threads, configuration and VMs' files of this host, \
-         without keys and secrets; read it before you give it away",
+         without keys and secrets (what was not to be had is a line there, with the reason); read it before you give it away",
         output.display()
     );
     Ok(ExitCode::SUCCESS)

@@ -13,6 +13,9 @@ use dunlin_guest::probe;
 use std::path::Path;
 use std::process::ExitCode;
 
+/// Where the package's service looks for its configuration.
+pub const USUAL_CONFIG: &str = "/etc/dunlin/host.toml";
+
 /// The guest RAM that a host is asked for where no VM is named.
 const SMALL_MIB: u64 = 512;
 
@@ -40,6 +43,8 @@ pub fn run(vm: Option<&Path>, config: &Path, json: bool) -> Result<ExitCode> {
                 mend: "correct it".into(),
             }],
         });
+    } else if config != Path::new(USUAL_CONFIG) {
+        return Err(BadInput(format!("{}: there is no such file", config.display())).into());
     }
     show(&found, json, "on this host")
 }
