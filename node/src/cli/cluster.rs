@@ -8,7 +8,7 @@
 //! **Not here**: new keys for hosts that are in (`keys`), the way by hand, for sites where hosts do not reach each other yet (`init`), TLS (`dunlin_fabric::enroll`).
 
 use super::door;
-use super::init::host as named;
+use super::init::{host as named, warn_of_few};
 use super::issued::Issued;
 use super::person;
 use crate::config::{self, Cluster, file_with_keys};
@@ -200,6 +200,7 @@ fn init(
         "keep {} safe: it makes keys for hosts",
         dir.join(AUTHORITY).display()
     );
+    warn_of_few(hosts.len());
     match listener {
         None => Ok(ExitCode::SUCCESS),
         Some(listener) => {

@@ -90,7 +90,17 @@ pub fn run(
         "keep {} safe and off the hosts: it makes keys for new ones",
         dir.join("ca-key.pem").display()
     );
+    warn_of_few(hosts.len());
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says what cannot be had with so few hosts.
+pub fn warn_of_few(hosts: usize) {
+    if hosts < 3 {
+        println!(
+            "NOTE protection takes three hosts, two with a copy and a witness: with fewer a VM runs alone (policy = \"none\")"
+        );
+    }
 }
 
 fn folder(path: &Path) -> Result<()> {
