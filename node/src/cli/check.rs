@@ -131,7 +131,8 @@ fn spec(vm: Option<&Path>) -> Result<VmSpec> {
     };
     let origin = path.display().to_string();
     let text = std::fs::read_to_string(path).map_err(|error| BadInput(format!("{origin}: {error}")))?;
-    let config = VmConfig::parse_alone(&text, &origin).map_err(|error| BadInput(error.to_string()))?;
+    let config = VmConfig::parse_alone(&text, &origin).and_then(|config| config.with_whole_paths(&origin));
+    let config = config.map_err(|error| BadInput(error.to_string()))?;
     if config.program.is_some() {
         return Err(BadInput(format!(
             "{origin}: --vm is for VMs, and this is a bare program: 'dunlin check {origin}' asks the daemons of its hosts"
@@ -165,6 +166,7 @@ mod tests {
             ("witness", "witnes", "unknown field `witnes`"),
             ("witness = \"c\"", "", "needs two hosts in members, and a witness"),
             ("64", "0", "memory_mib"),
+            ("/boot/vmlinuz", "vmlinuz", "vm.kernel: \"vmlinuz\" is no whole path"),
         ] {
             std::fs::write(&file, good.replace(right, wrong)).expect("written");
             let why = spec(Some(&file)).map(drop).expect_err(says).to_string();

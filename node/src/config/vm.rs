@@ -446,6 +446,29 @@ impl VmConfig {
         })
     }
 
+    /// Itself, unless a file of the hosts' is named by half: each daemon would look for it where it happened to be started. That is asked
+    /// of what a person brings, and not of what a host has kept: a VM that runs starts again.
+    pub fn with_whole_paths(self, origin: &str) -> Result<Self, ConfigError> {
+        let spec = &self.spec;
+        let disks = spec.disks.iter().map(|disk| ("disks.path", &disk.path));
+        let others = [
+            ("kernel", &spec.kernel),
+            ("initrd", &spec.initrd),
+            ("serial_log", &spec.serial_log),
+        ];
+        let others = others
+            .into_iter()
+            .filter_map(|(key, path)| Some((key, path.as_ref()?)));
+        let half = disks.chain(others).find(|(_, path)| !path.is_absolute());
+        match half {
+            Some((key, path)) => Err(ConfigError::senseless(
+                origin,
+                format!("vm.{key}: {path:?} is no whole path: each host opens it by itself"),
+            )),
+            None => Ok(self),
+        }
+    }
+
     /// What people call it.
     #[must_use]
     pub fn noun(&self) -> &'static str {

@@ -23,7 +23,8 @@ const SHOWN_FLAGS: usize = 12;
 
 /// Asks every host of the VM's group, and gives what they found to `each`.
 pub fn check(daemon: &Daemon, text: &str, origin: &str, each: &mut dyn FnMut(Found)) -> Answer {
-    let config = match VmConfig::parse(text, origin, &daemon.host.cluster) {
+    let config = VmConfig::parse(text, origin, &daemon.host.cluster);
+    let config = match config.and_then(|config| config.with_whole_paths(origin)) {
         Ok(config) => config,
         Err(error) => return Answer::refused(error.to_string()),
     };

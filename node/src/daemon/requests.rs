@@ -277,7 +277,8 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
 /// once, wherever they are made, one gets all of them.
 pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
     let _one_at_a_time = daemon.changing.lock();
-    let config = match VmConfig::parse(text, origin, &daemon.host.cluster) {
+    let config = VmConfig::parse(text, origin, &daemon.host.cluster);
+    let config = match config.and_then(|config| config.with_whole_paths(origin)) {
         Ok(config) => config,
         Err(error) => return Answer::refused(error.to_string()),
     };
