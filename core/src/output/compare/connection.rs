@@ -298,9 +298,9 @@ impl Connection {
         self.early_bytes = 0;
     }
 
-    /// How many bytes of the backup are kept.
+    /// What it takes to keep what the backup has said.
     pub fn kept_bytes(&self) -> usize {
-        self.said.bytes() + self.early_bytes
+        self.said.cost() + self.early_bytes
     }
 
     /// A new connection of the same name: what was told of the old one means nothing.
@@ -357,6 +357,10 @@ impl Connection {
             for (start, end) in self.told.untold(from, at(words.payload_end())) {
                 self.said
                     .add(start, &words.payload.slice(place(start)..place(end)));
+            }
+            if self.said.are_too_many() {
+                // Out of sight: what the primary says there waits for a sync.
+                self.said = Pieces::default();
             }
         }
     }

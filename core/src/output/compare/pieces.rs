@@ -4,13 +4,19 @@
 //! Positions are sequence numbers of one stream (the primary's, where the backup's are compared). There may be gaps: the backup repeats what a client has not got, and its VM,
 //! too, may lose something on its way out.
 //!
-//! Invariant 1: the pieces are in order, within [`FAR`], and do not overlap; what the backup repeats is what it said before.
+//! Invariants: 1. the pieces are in order, within [`FAR`], and do not overlap; what the backup repeats is what it said before. 2. (memory) what they
+//! take is known ([`Pieces::cost`]): a guest may say a byte here and a byte there.
 
 use super::numbers::after;
 use super::told::FAR;
 use bytes::Bytes;
 use std::cmp::Ordering;
 use std::collections::VecDeque;
+
+/// What a piece takes besides its bytes: its place here, and the rest of its frame, which is kept with it.
+const PIECE_COST_BYTES: usize = 128;
+/// More pieces than these are nothing that anybody is about to say, and one that comes between the others moves up to half of them.
+pub(super) const MOST_PIECES: usize = 16_384;
 
 /// Pieces of a byte stream.
 #[derive(Debug, Default)]
@@ -35,6 +41,16 @@ impl Pieces {
     /// How many bytes are kept.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// What it takes to keep them (invariant 2).
+    pub(super) fn cost(&self) -> usize {
+        self.bytes + self.pieces.len() * PIECE_COST_BYTES
+    }
+
+    /// Whether they are more than [`MOST_PIECES`].
+    pub(super) fn are_too_many(&self) -> bool {
+        self.pieces.len() > MOST_PIECES
     }
 
     /// The position after the last byte that is kept.

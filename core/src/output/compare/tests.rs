@@ -399,12 +399,12 @@ fn what_says_nothing_of_the_vm_needs_no_match_and_what_is_not_understood_waits()
 #[test]
 fn invariant_4_over_the_limits_frames_wait_for_a_sync() {
     let mut both = Both::with(Limits {
-        buffer_bytes: 4,
+        buffer_bytes: 300,
         flows: 2,
     });
-    both.backup(tcp(1, 100, 7, ACK, b"hello"));
+    both.backup(tcp(1, 100, 7, ACK, &[7; 300]));
     assert_eq!(both.why(), Some(Difference::Full));
-    both.primary(tcp(1, 100, 7, ACK, b"hello"));
+    both.primary(tcp(1, 100, 7, ACK, &[7; 300]));
     assert_eq!(both.out(), []);
     both.sync();
     for port in 1..=3 {

@@ -139,3 +139,45 @@ fn an_open_hole_keeps_nothing_of_what_comes_after_it() {
     both.primary(tcp(1, 100, 7, ACK, b"lost"));
     assert_eq!((both.out().len(), both.why()), (1, None));
 }
+
+/// A guest may say a byte here and a byte there, in one of its copies alone: the bytes are the least of what that takes.
+#[test]
+fn words_in_small_pieces_are_bounded_by_what_they_take() {
+    let limits = Limits {
+        buffer_bytes: 100_000,
+        flows: 100,
+    };
+    let mut both = Both::with(limits);
+    for n in 0..2000 {
+        both.backup(tcp(1, 100 + 2 * n, 7, ACK, b"x"));
+        assert!(both.comparer.kept_bytes() <= limits.buffer_bytes, "{n}");
+    }
+    assert_eq!(both.why(), Some(Difference::Full));
+    both.sync();
+    assert_eq!((both.why(), both.comparer.kept_bytes()), (None, 0));
+}
+
+/// Nor does each further one take as long as there are others.
+#[test]
+fn pieces_that_are_too_many_are_forgotten_and_what_is_said_there_waits_for_a_sync() {
+    let mut both = Both::with(Limits {
+        buffer_bytes: 64 << 20,
+        flows: 100,
+    });
+    let pieces = pieces::MOST_PIECES as u32;
+    for n in 0..pieces {
+        both.backup(tcp(1, 100 + 2 * n, 7, ACK, b"x"));
+    }
+    both.primary(tcp(1, 100, 7, ACK, b"x"));
+    assert_eq!(both.out(), [0], "all of them are kept still");
+    // In place of the one that has left, and one more.
+    for n in pieces..pieces + 2 {
+        both.backup(tcp(1, 100 + 2 * n, 7, ACK, b"x"));
+    }
+    both.primary(tcp(1, 102, 7, ACK, b"x"));
+    assert_eq!((both.out(), both.why()), (vec![], None), "it is not known what was said");
+    both.sync();
+    both.primary(tcp(1, 104, 7, ACK, b"x"))
+        .backup(tcp(1, 104, 7, ACK, b"x"));
+    assert_eq!((both.out(), both.why()), (vec![2], None));
+}
