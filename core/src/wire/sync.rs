@@ -466,10 +466,9 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             while reader.left() > 0 {
                 let nic = reader.u8()?;
                 let len = reader.u32()? as usize;
-                frames.push(Frame {
-                    nic,
-                    bytes: reader.take(len)?,
-                });
+                // A copy: a frame may be kept for long, and would keep the whole message, of which no budget knows.
+                let bytes = Bytes::copy_from_slice(&reader.take(len)?);
+                frames.push(Frame { nic, bytes });
             }
             SyncMessage::Said { epoch, frames }
         }

@@ -137,3 +137,26 @@ fn a_join_that_compares_by_lists_is_as_earlier_versions_know_it() {
         );
     }
 }
+
+/// It may be kept for long, and keeps no more than itself.
+#[test]
+fn a_frame_that_was_said_is_no_part_of_its_message() {
+    let frame = Frame {
+        nic: 0,
+        bytes: vec![7; 100].into(),
+    };
+    let frames = vec![frame; 2];
+    let said = SyncMessage::Said {
+        epoch: Epoch(1),
+        frames: frames.clone(),
+    };
+    let mut out = BytesMut::new();
+    encode(&said, &mut out).expect("short");
+    let message = out.freeze().slice(4..);
+    let Ok(SyncMessage::Said { frames: heard, .. }) = decode(message.clone()) else {
+        panic!("it is whole");
+    };
+    assert_eq!(heard, frames);
+    let within = message.as_ptr_range();
+    assert!(heard.iter().all(|frame| !within.contains(&frame.bytes.as_ptr())));
+}
