@@ -3,6 +3,7 @@
 //! **Flow**: [`run`] makes the [`Daemon`], which all threads share, and starts who listens: `incoming` (the other hosts), `control` (people on this
 //! host), the page and the API (`crate::web`). What they are asked goes to `requests`, which asks the other hosts by `peers`.
 
+mod changes;
 mod control;
 mod error;
 pub mod examine;

@@ -175,8 +175,14 @@ fn check(record: &LogRecord, daemon: &Daemon) -> Result<(), RecordError> {
     Ok(())
 }
 
+/// A log is not changed beside itself; a VM may have the same name.
+fn changed(log: &str) -> String {
+    format!("log {log}")
+}
+
 fn create(daemon: &Daemon, name: String, hosts: Vec<String>) -> Answer {
-    let _one_at_a_time = daemon.changing.lock();
+    let changes = daemon.changing.of(&changed(&name));
+    let _one_at_a_time = changes.lock();
     let id = match reservations::draw() {
         Ok(ticket) => format!("{ticket:?}"),
         Err(why) => return Answer::failed(why.to_string()),
@@ -281,7 +287,8 @@ fn forget(daemon: &Daemon, log: &str, id: &str) -> Answer {
 }
 
 fn remove(daemon: &Daemon, log: &str) -> Answer {
-    let _one_at_a_time = daemon.changing.lock();
+    let changes = daemon.changing.of(&changed(log));
+    let _one_at_a_time = changes.lock();
     let Some(record) = daemon.logs().get(log).map(|handle| handle.record().clone()) else {
         return not_here(daemon, log);
     };

@@ -18,7 +18,8 @@ use dunlin_core::consensus::Member;
 
 /// A new machine in the place of a dead one of that name.
 pub fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
-    let _one_at_a_time = daemon.changing.lock();
+    let changes = daemon.changing.of(vm);
+    let _one_at_a_time = changes.lock();
     let config = match config(daemon, vm) {
         Ok(config) => config,
         Err(answer) => return answer,
@@ -33,7 +34,8 @@ pub fn replace(daemon: &Daemon, vm: &str, host: &str) -> Answer {
 
 /// A host without a part gets that of the backup's host, or of the witness.
 pub fn to(daemon: &Daemon, vm: &str, host: &str, witness: bool, unprotected_meanwhile: bool) -> Answer {
-    let _one_at_a_time = daemon.changing.lock();
+    let changes = daemon.changing.of(vm);
+    let _one_at_a_time = changes.lock();
     let config = match config(daemon, vm) {
         Ok(config) => config,
         Err(answer) => return answer,
@@ -81,7 +83,8 @@ pub fn to(daemon: &Daemon, vm: &str, host: &str, witness: bool, unprotected_mean
 
 /// That host, which has no part, is the VM's standby from now on, or none is.
 pub fn standby(daemon: &Daemon, vm: &str, host: Option<&str>) -> Answer {
-    let _one_at_a_time = daemon.changing.lock();
+    let changes = daemon.changing.of(vm);
+    let _one_at_a_time = changes.lock();
     let config = match config(daemon, vm) {
         Ok(config) => config,
         Err(answer) => return answer,

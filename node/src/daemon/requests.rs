@@ -178,7 +178,7 @@ pub fn from_person(daemon: &Daemon, request: Request, each: &mut dyn FnMut(&Answ
     };
     if matches!(request, Request::Down { .. }) {
         // An `up` that is under way here comes first: a host that it has not reached yet would keep its part for ever.
-        drop(daemon.changing.lock());
+        drop(daemon.changing.of(&vm).lock());
     }
     let Some(status) = daemon.vms().get(&vm).map(vm::VmHandle::status) else {
         return Answer::refused(format!(
@@ -276,12 +276,13 @@ fn here(daemon: &Daemon, request: &Request, each: &mut dyn FnMut(&Answer)) -> An
 /// Each host that is asked keeps the name for this call. They are asked in the order of their names, so that of two calls at
 /// once, wherever they are made, one gets all of them.
 pub fn up(daemon: &Daemon, text: &str, origin: &str) -> Answer {
-    let _one_at_a_time = daemon.changing.lock();
     let config = VmConfig::parse(text, origin, &daemon.host.cluster);
     let config = match config.and_then(|config| config.with_whole_paths(origin)) {
         Ok(config) => config,
         Err(error) => return Answer::refused(error.to_string()),
     };
+    let changes = daemon.changing.of(&config.name);
+    let _one_at_a_time = changes.lock();
     let qemu_version = match program::runs_by(&config) {
         Ok(version) => version,
         Err(why) => return Answer::refused(format!("{origin}: {why}")),

@@ -3,6 +3,7 @@
 //! **Decides**: in which order all begins and ends. **Flow**: host.toml -> the [`Daemon`] -> its VMs and logs -> who listens -> a signal -> the VMs go to
 //! their backups -> the end. **Not here**: what any of them does.
 
+use super::changes::Changes;
 use super::identity::{self, OwnKeys};
 use super::roles::Roles;
 use super::service::Service;
@@ -82,7 +83,7 @@ pub fn run(path: &Path) -> Result<()> {
         vms: Mutex::default(),
         logs: Mutex::default(),
         changing_logs: Mutex::default(),
-        changing: Mutex::default(),
+        changing: Changes::default(),
         reservations: Mutex::default(),
         refusals: OnceLock::new(),
     });

@@ -2,6 +2,7 @@
 //!
 //! **Decides**: nothing but which VM is here. **Not here**: who begins it all (`run`), what is asked of it (`requests`).
 
+use super::changes::Changes;
 use super::identity::OwnKeys;
 use super::reservations::Reservations;
 use super::roles::Roles;
@@ -27,8 +28,8 @@ pub struct Daemon {
     pub(super) logs: Mutex<BTreeMap<String, LogHandle>>,
     /// One log is made or removed here at a time. VMs do not wait for its disk.
     pub(super) changing_logs: Mutex<()>,
-    /// One person's request that changes the set of VMs at a time.
-    pub(super) changing: Mutex<()>,
+    /// One order that changes who has a part in a VM, or in a log, at a time for each of them.
+    pub(super) changing: Changes,
     /// Names under which VMs are being started.
     pub(super) reservations: Mutex<Reservations>,
     /// Who was refused, once this host listens.
