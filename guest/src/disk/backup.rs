@@ -337,8 +337,8 @@ impl Backup {
         }
     }
 
-    /// Ends the threads and hands out what must be on the image. The caller holds the gate (B2).
-    pub(super) fn take_over(&self) -> Result<(Buffer, Term), DiskError> {
+    /// Ends the threads and hands out what must be on the image, with the sync that it is of. The caller holds the gate (B2).
+    pub(super) fn take_over(&self) -> Result<(Buffer, Epoch), DiskError> {
         self.stop("this host takes over");
         let mut state = self.lock();
         if !state.complete {
@@ -348,7 +348,8 @@ impl Backup {
             // Its VM was refused a write, or its image a sync: it is not what the clients were told.
             return Err(DiskError::Failed(reason.clone()));
         }
-        Ok((state.switch.take_over(), state.term))
+        let committed = state.switch.committed();
+        Ok((state.switch.take_over(), committed))
     }
 
     /// Ends receiver, answerer and flusher.

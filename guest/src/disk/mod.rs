@@ -354,10 +354,10 @@ impl Disk {
             return Err(self.wrong_role(&role, "take over"));
         };
         let started = Instant::now();
-        let (buffer, _) = backup.take_over()?;
+        let (buffer, epoch) = backup.take_over()?;
         let dirty = backup::extents(&buffer);
         let mut base = self.shared.dirty.all();
-        self.shared.settle_take_over(term, &buffer)?;
+        self.shared.settle_take_over(term, epoch, &buffer)?;
         base.union(&dirty);
         *role = Role::Primary(Primary::new(self.shared.clone(), base));
         let flushed_bytes = buffer.runs().map(|(_, content)| content.len()).sum();

@@ -207,6 +207,57 @@ fn a_power_loss_of_everything_at_any_point_leaves_all_disks_at_one_and_the_same_
 
 const WAIT: Duration = Duration::from_secs(20);
 
+/// One is on its way with the last sync when the other, whose disk is slow, has not begun with it: a UEFI's variables, which nobody writes to, beside
+/// a disk under load.
+#[test]
+fn disks_of_which_one_is_a_sync_ahead_are_taken_over_together() {
+    let dir = Dir::new("power-ahead");
+    let (primary, backup) = (open(&dir.0, "a"), open(&dir.0, "b"));
+    let until = |what: &str, is_so: &dyn Fn() -> bool| {
+        let until = Instant::now() + WAIT;
+        while !is_so() {
+            assert!(Instant::now() < until, "{what}");
+            std::thread::yield_now();
+        }
+    };
+    for (primary, backup) in primary.iter().zip(&backup) {
+        primary.disk.start_alone(Term(1)).unwrap();
+        join(primary, backup, AttachOptions::default());
+        sync(primary, backup, 1);
+        assert!(backup.disk.wait_settled(WAIT).unwrap());
+    }
+    // What both VMs have written alike is on its way to the second disk, and comes to no end.
+    primary[1].write(0, 7, 4096);
+    backup[1].write(0, 7, 4096);
+    let slow = backup[1].disk.faults().clone();
+    slow.hang(true);
+    until("the lightweight checkpoint hangs", &|| {
+        backup[1].disk.idle();
+        slow.held() > 0
+    });
+    let steps = backup[0].disk.steps();
+    primary[0].write(0, 8, 4096);
+    for (primary, backup) in primary.iter().zip(&backup) {
+        sync(primary, backup, 2);
+    }
+    until("the first disk has begun with the sync", &|| {
+        backup[0].disk.steps() > steps
+    });
+    let disks: Vec<_> = backup.iter().map(|host| host.disk.clone()).collect();
+    let (done, told) = std::sync::mpsc::channel();
+    // Not scoped: what does not come back may stay.
+    std::thread::spawn(move || done.send(take_over_all(&disks, Term(2))));
+    // The second disk's thread has been told to end: it does not begin with the sync any more.
+    primary[1].wait(|event| matches!(event, DiskEvent::BackupLost { .. }));
+    slow.hang(false);
+    let taken_over = told.recv_timeout(WAIT);
+    assert!(matches!(taken_over, Ok(Ok(()))), "{taken_over:?}");
+    let of = |host: &Host| (host.disk.status().generation, host.image_byte(0));
+    let (generation, first) = of(&backup[0]);
+    assert_eq!((generation.epoch, first), (Epoch(2), 8));
+    assert_eq!(of(&backup[1]), (generation, 7));
+}
+
 /// A primary and its backup, whose map is cleared at every commit; the power of the primary's host will fail.
 struct Pair {
     dir: Dir,

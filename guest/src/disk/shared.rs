@@ -324,11 +324,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Fail-over: everything that the VM here wrote is on the image and on stable storage on return.
-    pub fn settle_take_over(&self, term: Term, buffer: &Buffer) -> io::Result<()> {
+    /// Fail-over: everything that the VM here wrote is on the image and on stable storage on return. `epoch`: the last sync that was committed, which
+    /// all disks of the VM name alike. How far each has been with the syncs before is its own matter: one may have begun with a sync when another has
+    /// the one before still to write, and each would wait for ever for those that name the same (A1).
+    pub fn settle_take_over(&self, term: Term, epoch: Epoch, buffer: &Buffer) -> io::Result<()> {
         self.dirty.add(&super::backup::extents(buffer))?;
         let mut ledger = self.ledger();
-        let epoch = ledger.identity.generation.epoch;
         if ledger.identity.consistent {
             let runs: Vec<_> = buffer
                 .runs()
