@@ -187,14 +187,22 @@ impl Disk {
         self.hard_state.save(hard_state)
     }
 
+    /// Whether such a snapshot says that what this log held does not count any more.
+    pub(super) fn is_overruled_by(&self, snapshot: &Snapshot) -> bool {
+        snapshot.last.index < self.base.index
+    }
+
     /// Makes a snapshot durable, then removes the segments that it stands for.
     pub fn snapshot(&mut self, snapshot: &Snapshot) -> Result<(), DiskError> {
         let mut bytes = Vec::new();
         encode_snapshot(snapshot, &mut bytes);
-        if snapshot.last.index < self.base.index {
-            // Overruled: what this log held does not count any more. It goes before the snapshot that stands for less.
-            self.last = snapshot.last.index;
-            self.room_for(record::HEAD)?.push(&Record::Reset(snapshot.last));
+        if self.is_overruled_by(snapshot) {
+            // What this log held goes before the snapshot that stands for less; but not as long as there is no room to say so. It is said once,
+            // however often the snapshot itself finds none.
+            if self.last > snapshot.last.index {
+                self.room_for(record::HEAD)?.push(&Record::Reset(snapshot.last));
+                self.last = snapshot.last.index;
+            }
             self.sync()?;
         }
         let check = xxh3_64(&bytes);

@@ -354,3 +354,96 @@ fn a_full_disk_stops_the_acknowledgement_and_goes_on_when_there_is_room() {
         );
     }
 }
+
+/// A log whose disk is full of entries with such a payload; a snapshot stands for the first three. And how many tickets it has got.
+fn filled(dir: &Scratch, mode: Mode, payload: usize) -> (Writer, u64) {
+    let options = DiskOptions {
+        segment_bytes: 16 << 10,
+        limit_bytes: Some(48 << 10),
+    };
+    let (disk, _) = Disk::open(dir.path(), options).unwrap();
+    let mut writer = Writer::new(disk, mode).unwrap();
+    let (mut all, mut ticket): (Vec<Done>, u64) = (Vec::new(), 0);
+    while !all.iter().any(|d| matches!(d, Done::Full(_))) {
+        ticket += 1;
+        assert!(ticket < 1000);
+        let entries = (ticket * 10 - 9..=ticket * 10).map(|index| Entry {
+            stamp: stamp(1, index),
+            kind: EntryKind::Data,
+            payload: Bytes::from(vec![7; payload]),
+        });
+        writer.submit(Command::Persist {
+            entries: entries.collect(),
+            ticket,
+        });
+        all.extend(wait_for(&mut writer, |done| !done.is_empty()));
+        if ticket == 1 {
+            writer.submit(standing_for(1, 3));
+            wait_for(&mut writer, |done| done.contains(&Done::Snapshot(stamp(1, 3))));
+        }
+    }
+    (writer, ticket)
+}
+
+fn standing_for(term: u64, index: u64) -> Command {
+    Command::Snapshot(Snapshot {
+        last: stamp(term, index),
+        ..Snapshot::default()
+    })
+}
+
+/// A person has said that this host is dead, and it returns: the log that it forgets had entries that have found no room.
+#[test]
+fn a_log_that_was_overruled_on_a_full_disk_begins_anew_without_what_waited_for_room() {
+    for mode in [Mode::Thread, Mode::Inline] {
+        let dir = Scratch::new("overruled-full");
+        // At the end of the segment there is room for what says so, and for two small entries.
+        let (mut writer, ticket) = filled(&dir, mode, 1000);
+        let order = HardState {
+            term: Term(9),
+            voted_for: None,
+        };
+        writer.submit(Command::HardState(order));
+        writer.submit(standing_for(0, 0));
+        writer.submit(Command::Cut(Index(1)));
+        writer.submit(Command::Persist {
+            entries: entries(9, 1..=2),
+            ticket: ticket + 1,
+        });
+        let done = wait_for(&mut writer, |done| done.contains(&Done::Persisted(ticket + 1)));
+        assert!(done.contains(&Done::HardState(order)) && done.contains(&Done::Snapshot(stamp(0, 0))));
+        assert_eq!(writer.queued_bytes(), 0);
+        drop(writer);
+        let (_, found) = open(&dir);
+        assert_eq!(found.snapshot.map(|snapshot| snapshot.last), Some(stamp(0, 0)));
+        assert_eq!(found.log, entries(9, 1..=2), "{mode:?}");
+    }
+}
+
+/// The first one needs room to say that what the log held does not count any more; the second would need none.
+#[test]
+fn a_snapshot_does_not_overtake_one_that_has_found_no_room() {
+    for mode in [Mode::Thread, Mode::Inline] {
+        let dir = Scratch::new("snapshots-full");
+        // Fifteen such entries fill a segment to its last byte.
+        let (mut writer, _) = filled(&dir, mode, 1048);
+        writer.submit(standing_for(0, 0));
+        writer.submit(standing_for(1, 4));
+        let mut told: Vec<Done> = Vec::new();
+        for term in 2..5 {
+            let hard_state = HardState {
+                term: Term(term),
+                voted_for: None,
+            };
+            writer.submit(Command::HardState(hard_state));
+            told.extend(wait_for(&mut writer, |done| {
+                done.contains(&Done::HardState(hard_state))
+            }));
+        }
+        assert!(!told.iter().any(|d| matches!(d, Done::Snapshot(_))), "{told:?}");
+        drop(writer);
+        let (_, found) = open(&dir);
+        assert_eq!(found.snapshot.map(|snapshot| snapshot.last), Some(stamp(1, 3)));
+        assert_eq!(found.log.last().map(|entry| entry.stamp), Some(stamp(1, 45)));
+    }
+}

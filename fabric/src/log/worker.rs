@@ -3,9 +3,10 @@
 //! **Flow**: `Group` -> [`Writer::submit`] -> (thread) one write and one sync for all that has gathered -> [`Done`] ->
 //! eventfd -> `Group`. With [`Mode::Inline`] the caller's own thread does it.
 //! **Invariants**: 1. commands keep their order, except that while the disk is full hard states and snapshots (which need no
-//! room, or make some) overtake. 2. `Done::Persisted` is said only after the sync. 3. after `Done::Failed` nothing is
-//! acknowledged any more. 4. what waits for a slow or full disk is counted ([`Writer::queued_bytes`]): the `Group` takes no
-//! inputs while it is more than the log may hold (a leader whose followers are quick enough goes on without its own disk).
+//! room, or make some) overtake the others, but not their own kind. 2. `Done::Persisted` is said only after the sync. 3. after
+//! `Done::Failed` nothing is acknowledged any more. 4. what waits for a slow or full disk is counted ([`Writer::queued_bytes`]):
+//! the `Group` takes no inputs while it is more than the log may hold (a leader whose followers are quick enough goes on without
+//! its own disk).
 //! **Source**: measured (docs/fabric.md): a blocked thread adds about 10 us to a sync of 100 us, io_uring 20 us, and a sync
 //! on the loop's own thread would hold up heartbeats for as long as the disk likes. **Not here**: files.
 
@@ -175,21 +176,44 @@ impl Engine {
         self.queued_bytes.fetch_sub(cost, Ordering::Relaxed);
     }
 
-    /// Invariant 1's exception.
+    /// Invariant 1's exception. Where one has found no room, later ones of its kind do not pass it: an older snapshot after a newer one would take back
+    /// what that stands for, and an older hard state a vote. Nor does a snapshot pass a hard state: a log that was overruled goes after it.
     fn overtake(&mut self, done: &mut Vec<Done>) {
-        let mut rest = VecDeque::new();
+        let (mut hard_states_pass, mut snapshots_pass) = (true, true);
         for command in std::mem::take(&mut self.queue) {
             match &command {
-                Command::HardState(hard_state) if self.disk.hard_state(*hard_state).is_ok() => {
-                    done.push(Done::HardState(*hard_state))
+                Command::HardState(hard_state) if hard_states_pass => {
+                    hard_states_pass = self.disk.hard_state(*hard_state).is_ok();
+                    if hard_states_pass {
+                        done.push(Done::HardState(*hard_state));
+                        continue;
+                    }
                 }
-                Command::Snapshot(snapshot) if self.disk.snapshot(snapshot).is_ok() => {
-                    done.push(Done::Snapshot(snapshot.last))
+                Command::Snapshot(snapshot) if snapshots_pass && hard_states_pass => {
+                    if self.disk.is_overruled_by(snapshot) {
+                        self.forget_entries();
+                    }
+                    snapshots_pass = self.disk.snapshot(snapshot).is_ok();
+                    if snapshots_pass {
+                        done.push(Done::Snapshot(snapshot.last));
+                        continue;
+                    }
                 }
-                _ => rest.push_back(command),
+                _ => {}
             }
+            self.queue.push_back(command);
         }
-        self.queue = rest;
+    }
+
+    /// What waited to become a part of a log that does not count any more: it would not follow what is left of that, nor what comes.
+    fn forget_entries(&mut self) {
+        let mut cost = 0;
+        self.queue.retain(|command| {
+            let of_the_log = matches!(command, Command::Persist { .. } | Command::Cut(_));
+            cost += if of_the_log { command.cost() } else { 0 };
+            !of_the_log
+        });
+        self.queued_bytes.fetch_sub(cost, Ordering::Relaxed);
     }
 
     fn fail(&mut self, why: String, done: &mut Vec<Done>) {
