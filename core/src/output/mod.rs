@@ -21,6 +21,7 @@ pub mod answers;
 pub mod compare;
 pub mod gate;
 mod list;
+pub mod multipath;
 pub mod packet;
 pub mod retransmit;
 pub mod rewriter;

@@ -259,12 +259,13 @@ impl Shared {
         stopped: &dyn Fn() -> bool,
     ) -> io::Result<()> {
         let mut ledger = self.ledger();
-        ledger.identity.generation = Generation {
+        let generation = Generation {
             term,
             primary: false,
             epoch,
         };
         if let Some(pair) = pair {
+            ledger.identity.generation = generation;
             // The image was a mixture until now: no journal is needed to go from that to whole.
             self.put_all(buffer)?;
             ledger.identity.pair = pair;
@@ -276,11 +277,13 @@ impl Shared {
             return self.dirty.save();
         }
         if self.storage != Storage::Gannet {
+            ledger.identity.generation = generation;
             return self.image.flush();
         }
-        let generation = ledger.identity.generation;
         if buffer.is_empty() && !ledger.lights {
-            return self.agree(generation, false, stopped);
+            self.agree(generation, false, stopped)?;
+            ledger.identity.generation = generation;
+            return Ok(());
         }
         let runs: Vec<_> = buffer
             .runs()
@@ -288,6 +291,8 @@ impl Shared {
             .collect();
         ledger.journal.append(Kind::Commit, term, epoch, &runs, &[])?;
         self.agree(generation, true, stopped)?;
+        // Not before: an image that is put back to the sync before must not name this one.
+        ledger.identity.generation = generation;
         ledger.lights = false;
         self.put_all(buffer)?;
         if ledger.journal.bytes() > JOURNAL_MOST_BYTES {

@@ -161,16 +161,26 @@ mod tests {
         let good = "name = \"shop\"\nmembers = [\"a\", \"b\"]\nwitness = \"c\"\n[vm]\nmemory_mib = 64\n\
                     kernel = \"/boot/vmlinuz\"\n";
         std::fs::write(&file, good).expect("written");
-        assert!(spec(Some(&file)).is_ok(), "no cluster is known, and none is needed");
+        assert!(
+            spec(Some(&file)).is_ok(),
+            "no cluster is known, and none is needed"
+        );
         for (right, wrong, says) in [
             ("witness", "witnes", "unknown field `witnes`"),
             ("witness = \"c\"", "", "needs two hosts in members, and a witness"),
             ("64", "0", "memory_mib"),
-            ("/boot/vmlinuz", "vmlinuz", "vm.kernel: \"vmlinuz\" is no whole path"),
+            (
+                "/boot/vmlinuz",
+                "vmlinuz",
+                "vm.kernel: \"vmlinuz\" is no whole path",
+            ),
         ] {
             std::fs::write(&file, good.replace(right, wrong)).expect("written");
             let why = spec(Some(&file)).map(drop).expect_err(says).to_string();
-            assert!(why.contains(says) && why.starts_with(&*file.to_string_lossy()), "{why}");
+            assert!(
+                why.contains(says) && why.starts_with(&*file.to_string_lossy()),
+                "{why}"
+            );
         }
         let program = "name = \"p\"\nmembers = [\"a\", \"b\"]\nwitness = \"c\"\n[program]\ncommand = [\"/bin/cat\"]\n\
                        [[program.nics]]\nmac = \"52:54:00:12:34:57\"\naddress = \"10.0.0.57/24\"\n";
@@ -183,7 +193,10 @@ mod tests {
     #[test]
     fn the_example_of_the_documentation_is_a_good_file() {
         let page = include_str!("../../../docs/configuration.md");
-        let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next());
+        let example = page
+            .split("```toml\n")
+            .nth(1)
+            .and_then(|rest| rest.split("```").next());
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("shop.toml");
         std::fs::write(&file, example.expect("an example")).expect("written");

@@ -273,15 +273,15 @@ impl MemoryConfig {
 impl VmConfig {
     /// Checks a file's text; `origin` stands in messages.
     pub fn parse(text: &str, origin: &str, cluster: &Cluster) -> Result<Self, ConfigError> {
-        Self::parse_where(text, origin, |host| cluster.host(host).is_some())
+        Self::parse_in(text, origin, Some(cluster))
     }
 
     /// The same where no cluster is known: its hosts may have any names.
     pub fn parse_alone(text: &str, origin: &str) -> Result<Self, ConfigError> {
-        Self::parse_where(text, origin, |_| true)
+        Self::parse_in(text, origin, None)
     }
 
-    fn parse_where(text: &str, origin: &str, is_host: impl Fn(&str) -> bool) -> Result<Self, ConfigError> {
+    fn parse_in(text: &str, origin: &str, cluster: Option<&Cluster>) -> Result<Self, ConfigError> {
         let file: VmFile = parse(text, origin)?;
         let senseless = |why: String| Err(ConfigError::senseless(origin, why));
         let name_is_plain = |name: &str| {
@@ -306,8 +306,12 @@ impl VmConfig {
             .chain(file.witness.iter().map(|name| (name, true)));
         let mut group: Vec<GroupHost> = Vec::new();
         for (name, witness) in named {
-            if !is_host(name) {
-                return senseless(format!("host '{name}' is not in the cluster"));
+            if let Some(cluster) = cluster.filter(|cluster| cluster.host(name).is_none()) {
+                let hosts: Vec<&str> = cluster.hosts.iter().map(|host| host.name.as_str()).collect();
+                return senseless(format!(
+                    "host '{name}' is not in the cluster, whose hosts are {}",
+                    hosts.join(", ")
+                ));
             }
             if group.iter().any(|host| host.name == *name) {
                 return senseless(format!("host '{name}' is named twice"));

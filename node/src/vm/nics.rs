@@ -15,6 +15,7 @@ use crate::config::VmConfig;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::{MOST_CUT, MOST_HEADERS_BYTES, MOST_SEGMENTS, Offload};
+use dunlin_core::output::multipath;
 use dunlin_core::overheard::Overheard;
 use dunlin_core::sync::drain::Drain;
 use dunlin_core::wire::agreed::MOST_FRAMES;
@@ -196,10 +197,7 @@ impl Nics {
                     }
                     bytes += frame.len();
                     *taken_bytes += frame.len();
-                    frames.push(Frame {
-                        nic: number as u8,
-                        bytes: Bytes::copy_from_slice(frame),
-                    });
+                    frames.push(heard(number, frame));
                 });
                 // A TAP that was taken down gives errors; it is as silent as an unplugged cable.
                 let Ok(true) = read else { break };
@@ -275,11 +273,7 @@ impl Nics {
                     if announcer.is_from_here(bytes) {
                         return;
                     }
-                    let frame = Frame {
-                        nic: number as u8,
-                        bytes: Bytes::copy_from_slice(bytes),
-                    };
-                    self.overheard.heard(frame, now_us);
+                    self.overheard.heard(heard(number, bytes), now_us);
                 });
                 let Ok(true) = read else { break };
             }
@@ -367,4 +361,13 @@ impl Nics {
             }
         }
     }
+}
+
+/// A frame off the network, as the VM is to hear it.
+fn heard(nic: usize, bytes: &[u8]) -> Frame {
+    let frame = Frame {
+        nic: nic as u8,
+        bytes: Bytes::copy_from_slice(bytes),
+    };
+    multipath::without(&frame).unwrap_or(frame)
 }

@@ -57,6 +57,12 @@ impl<'a> Rewriter<'a> {
         self.set(at, self.number_at(at) & 0xff00_ffff | u32::from(flags) << 16);
     }
 
+    /// Sets one byte behind the third of the header.
+    pub(crate) fn set_byte(&mut self, at: usize, byte: u8) {
+        let at = at - 3;
+        self.set(at, self.number_at(at) & 0xffff_ff00 | u32::from(byte));
+    }
+
     /// Sets the low half of the number at `at`.
     pub(crate) fn set_low(&mut self, at: usize, number: u16) {
         self.set(at, self.number_at(at) & 0xffff_0000 | u32::from(number));

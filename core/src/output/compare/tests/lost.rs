@@ -175,7 +175,11 @@ fn pieces_that_are_too_many_are_forgotten_and_what_is_said_there_waits_for_a_syn
         both.backup(tcp(1, 100 + 2 * n, 7, ACK, b"x"));
     }
     both.primary(tcp(1, 102, 7, ACK, b"x"));
-    assert_eq!((both.out(), both.why()), (vec![], None), "it is not known what was said");
+    assert_eq!(
+        (both.out(), both.why()),
+        (vec![], None),
+        "it is not known what was said"
+    );
     both.sync();
     both.primary(tcp(1, 104, 7, ACK, b"x"))
         .backup(tcp(1, 104, 7, ACK, b"x"));
