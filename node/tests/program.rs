@@ -464,6 +464,10 @@ fn the_walls_hold() {
         "NoNewPrivs:\t1",
         "Pid:\t2",
         "ring -1 Some(38)",
+        // EPERM, EPERM, ENOSYS, EAFNOSUPPORT, ENOMEM, ENOSYS.
+        "refused [1, 1, 38, 97, 12, 38]",
+        "mode of null Err(Some(30))",
+        "writes to null true",
         "host program",
         "wrote true",
         "writable []",

@@ -21,6 +21,8 @@ use std::time::Duration;
 
 /// Nothing here takes so long, even on a machine that has much else to do.
 const BOUND: Duration = Duration::from_secs(60);
+/// A file of the whole host's that it has open, to be read alone.
+const HELD: &str = "/proc/sys/kernel/core_pattern";
 /// Written by whatever runs that the program has put in the place of the host's.
 const MARKER: &str = "ran-outside";
 
@@ -37,6 +39,7 @@ fn tampering(criu: &Path) -> String {
            put /bin/sh
            sleep 600 & kill -STOP $!
            exec {{kept}}> /kept
+           exec {{held}}< {HELD}
            echo before >&$kept
            echo frame > /dev/udp/10.213.21.1/9
            exec sleep 600"#,
@@ -114,10 +117,36 @@ fn a_join() {
     assert_eq!(one_that_is_stopped(&there), stopped);
     for copy in [&first, &second] {
         assert_eq!(writable(copy), Vec::<String>::new());
+        assert_eq!(opened_again(copy), [Some(libc::EROFS)]);
     }
     drop(second);
     let gone = guard::resume(&there, &mut |_| {}).expect("no more tries");
     assert_eq!(gone, None, "the copy has ended");
+}
+
+/// What the program would be told that opens what it holds once more, to write to it. Root is asked here, who may do all but that.
+fn opened_again(copy: &Copy) -> Vec<Option<i32>> {
+    let mut processes = vec![copy.keeper()];
+    let mut told = Vec::new();
+    while let Some(process) = processes.pop() {
+        let children = fs::read_to_string(format!("/proc/{process}/task/{process}/children"));
+        let children = children.unwrap_or_default();
+        processes.extend(
+            children
+                .split_whitespace()
+                .filter_map(|child| child.parse::<u32>().ok()),
+        );
+        let descriptors = fs::read_dir(format!("/proc/{process}/fd")).expect("its descriptors");
+        let held = descriptors.filter_map(|one| Some(one.ok()?.path()));
+        let held = held.filter(|one| fs::read_link(one).is_ok_and(|to| to == Path::new(HELD)));
+        told.extend(held.map(|one| {
+            let opened = fs::File::options().write(true).open(one);
+            opened.err().and_then(|error| error.raw_os_error())
+        }));
+    }
+    // One for each process that has it: the program's first one is enough.
+    told.dedup();
+    told
 }
 
 /// The kernel's own mounts in its view that are not read-only, but for what is its processes' own. What lies below the copy's own /proc is

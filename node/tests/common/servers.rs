@@ -27,6 +27,13 @@ pub fn tell() {
     // SAFETY: a refused call touches nothing; one that is not has an empty structure to write to.
     let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, [0_u8; 256].as_mut_ptr()) };
     println!("ring {ring} {:?}", std::io::Error::last_os_error().raw_os_error());
+    println!("refused {:?}", refused());
+    // To what it is: where it were the host's, nothing would happen to it.
+    let same = fs::metadata("/dev/null").map(|about| about.permissions());
+    let set = same.and_then(|same| fs::set_permissions("/dev/null", same));
+    println!("mode of null {:?}", set.map_err(|error| error.raw_os_error()));
+    let null = fs::File::options().read(true).write(true).open("/dev/null");
+    println!("writes to null {}", null.is_ok());
     println!(
         "host {}",
         fs::read_to_string("/proc/sys/kernel/hostname")
@@ -52,6 +59,35 @@ pub fn tell() {
         "disks {:?}",
         fs::metadata("/dev/sda").is_ok() || fs::metadata("/dev/vda").is_ok()
     );
+}
+
+/// The errors of calls that are not for it: a user namespace in two ways, the kernel's keys, a socket to the machine's own host, huge pages, clone3.
+fn refused() -> Vec<i32> {
+    let errors = |call: &dyn Fn() -> libc::c_long| match call() {
+        -1 => std::io::Error::last_os_error().raw_os_error().unwrap_or(0),
+        _ => 0,
+    };
+    // SAFETY: each is refused before it has done anything; where one is not, it makes a namespace of this test's process, or a descriptor that ends with it.
+    unsafe {
+        [
+            errors(&|| libc::syscall(libc::SYS_unshare, libc::CLONE_NEWUSER)),
+            errors(&|| {
+                libc::syscall(
+                    libc::SYS_clone,
+                    libc::CLONE_NEWUSER | libc::CLONE_THREAD,
+                    0,
+                    0,
+                    0,
+                    0,
+                )
+            }),
+            errors(&|| libc::syscall(libc::SYS_keyctl, 0, -4, 0, 0, 0)),
+            errors(&|| libc::syscall(libc::SYS_socket, libc::AF_VSOCK, libc::SOCK_STREAM, 0)),
+            errors(&|| libc::syscall(libc::SYS_memfd_create, c"huge".as_ptr(), libc::MFD_HUGETLB)),
+            errors(&|| libc::syscall(libc::SYS_clone3, 0, 0)),
+        ]
+        .to_vec()
+    }
 }
 
 /// What of the kernel's can be opened for writing, though nothing is written: the whole host's.

@@ -1,7 +1,8 @@
 //! Which system calls of the program are not the kernel's business alone.
 //!
-//! Decides:    that io_uring is not there (its reads are no reads that `rqueue` tells of, and no dump can hold them); which
-//!             calls the tester answers.
+//! Decides:    what is not there: io_uring (its reads are no reads that `rqueue` tells of, and no dump can hold them); user namespaces, in which a
+//!             program that is root would have rights over its own limits (cgroups v1); the kernel's keys and AF_VSOCK, which are the whole host's and
+//!             no namespace's; huge pages of the host's pool, which no limit counts. Which calls the tester answers.
 //! Flow:       between fork and exec of the program -> the kernel; the listener -> tester.
 //! Invariants: 1. it holds for everything that the program starts; 2. another architecture's numbers are refused, so that they
 //!             are no way around it.
@@ -16,6 +17,8 @@ const X32: u32 = 0x4000_0000;
 /// Where `struct seccomp_data` has the number and the architecture.
 const NUMBER: u32 = 0;
 const ARCH: u32 = 4;
+/// The lower half of the first argument; the next ones follow each other by eight bytes.
+const ARGUMENTS: u32 = 16;
 
 /// A signal does not take back a call that is being answered: what was drawn for it would be lost to one copy alone.
 pub(crate) const LISTENS: libc::c_ulong =
@@ -28,6 +31,58 @@ const IO_URING: [libc::c_long; 3] = [
     libc::SYS_io_uring_register,
 ];
 const CLOCK: [libc::c_long; 3] = [libc::SYS_clock_gettime, libc::SYS_gettimeofday, libc::SYS_time];
+
+/// The keys of a user are the same in all namespaces but a user's.
+const KEYS: [libc::c_long; 3] = [libc::SYS_keyctl, libc::SYS_add_key, libc::SYS_request_key];
+
+/// A call that is refused by one of its arguments: its number, which argument (the first is 0), how that is looked at, and the error.
+const REFUSED: [(libc::c_long, u32, Looks, i32); 6] = [
+    (
+        libc::SYS_unshare,
+        0,
+        Looks::Has(libc::CLONE_NEWUSER as u32),
+        libc::EPERM,
+    ),
+    (
+        libc::SYS_clone,
+        0,
+        Looks::Has(libc::CLONE_NEWUSER as u32),
+        libc::EPERM,
+    ),
+    (
+        libc::SYS_socket,
+        0,
+        Looks::Is(libc::AF_VSOCK as u32),
+        libc::EAFNOSUPPORT,
+    ),
+    // As where the pool is empty.
+    (
+        libc::SYS_mmap,
+        3,
+        Looks::Has(libc::MAP_HUGETLB as u32),
+        libc::ENOMEM,
+    ),
+    (
+        libc::SYS_memfd_create,
+        1,
+        Looks::Has(libc::MFD_HUGETLB),
+        libc::ENOMEM,
+    ),
+    (
+        libc::SYS_shmget,
+        2,
+        Looks::Has(libc::SHM_HUGETLB as u32),
+        libc::ENOMEM,
+    ),
+];
+
+#[derive(Clone, Copy)]
+enum Looks {
+    /// One of these bits is set.
+    Has(u32),
+    /// It is this.
+    Is(u32),
+}
 
 /// The filter as the kernel takes it; made before the fork.
 pub(crate) struct Filter {
@@ -53,7 +108,7 @@ fn only_if_equal(k: u32) -> libc::sock_filter {
 }
 
 impl Filter {
-    /// Refuses io_uring; asks the listener about chance and the clock, where they are agreed.
+    /// Refuses what is not there; asks the listener about chance and the clock, where they are agreed.
     pub(crate) fn new(chance: bool, clock: bool) -> Self {
         let answer = |action| statement(libc::BPF_RET | libc::BPF_K, action);
         let not_there = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
@@ -72,7 +127,12 @@ impl Filter {
         let mut rule = |number: libc::c_long, action| {
             program.extend([only_if_equal(number as u32), answer(action)]);
         };
-        IO_URING.iter().for_each(|number| rule(*number, not_there));
+        IO_URING
+            .iter()
+            .chain(&KEYS)
+            .for_each(|number| rule(*number, not_there));
+        // Its flags lie in memory, where a filter cannot look. Who calls it goes on with clone(2).
+        rule(libc::SYS_clone3, not_there);
         if chance {
             rule(libc::SYS_getrandom, libc::SECCOMP_RET_USER_NOTIF);
         }
@@ -80,6 +140,26 @@ impl Filter {
             CLOCK
                 .iter()
                 .for_each(|number| rule(*number, libc::SECCOMP_RET_USER_NOTIF));
+        }
+        for (number, argument, looks, error) in REFUSED {
+            let (code, k) = match looks {
+                Looks::Has(bits) => (libc::BPF_JSET, bits),
+                Looks::Is(value) => (libc::BPF_JEQ, value),
+            };
+            let only_if = libc::sock_filter {
+                jf: 1,
+                ..statement(libc::BPF_JMP | code | libc::BPF_K, k)
+            };
+            program.extend([
+                libc::sock_filter {
+                    jf: 4,
+                    ..only_if_equal(number as u32)
+                },
+                load(ARGUMENTS + 8 * argument),
+                only_if,
+                answer(libc::SECCOMP_RET_ERRNO | error as u32),
+                load(NUMBER),
+            ]);
         }
         program.push(answer(libc::SECCOMP_RET_ALLOW));
         Self {

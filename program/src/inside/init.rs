@@ -18,9 +18,10 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -34,6 +35,7 @@ const MOST_CAPABILITIES: libc::c_ulong = 64;
 
 /// The program's first process (invariant 1).
 const PROGRAM: Pid = Pid::from_raw(2);
+const CHOOSING: &str = "choosing the next process id (a kernel without CONFIG_CHECKPOINT_RESTORE?)";
 /// Far beyond the ids of a program's processes, which count from 1; the least that a kernel's greatest id may be is above it.
 const FAR_PID: u32 = 30_000;
 
@@ -83,8 +85,11 @@ pub(super) fn await_copy(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
     let socket = socket
         .try_clone_to_owned()
         .map_err(failed("the tester's socket"))?;
+    let last_pid = LastPid::open()?;
+    // Before anything of the program is here: what it has open is opened anew, by its path, and would lie under what is put over it later.
+    view::protect_proc()?;
     // Who brings the copy has ids of this namespace meanwhile: none that a process of the copy has.
-    next_pid_after(FAR_PID)?;
+    last_pid.set(FAR_PID)?;
     send(socket.as_fd(), &Heard::Vacant, &[]).map_err(failed("the tester's socket"))?;
     let adopted = match receive::<Go>(socket.as_fd()).map_err(failed("the tester's word"))? {
         Some((Go::Adopt(adopted), _)) => adopted,
@@ -93,9 +98,8 @@ pub(super) fn await_copy(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
     for (address, hardware) in &adopted.neighbours {
         card::neighbour(*address, *hardware).map_err(failed("whom it spoke with"))?;
     }
-    next_pid_after(adopted.last_pid)?;
-    // Not before: CRIU and the line above write there.
-    view::protect_proc()?;
+    last_pid.set(adopted.last_pid)?;
+    drop(last_pid);
     judge_all().map_err(failed("what is ended where memory is short"))?;
     // To all but itself.
     nix::sys::signal::kill(Pid::from_raw(-1), Signal::SIGCONT).map_err(failed("letting the copy run"))?;
@@ -125,10 +129,22 @@ fn judge_all() -> io::Result<()> {
     Ok(())
 }
 
-fn next_pid_after(pid: u32) -> Result<(), Failure> {
-    fs::write("/proc/sys/kernel/ns_last_pid", pid.to_string()).map_err(failed(
-        "choosing the next process id (a kernel without CONFIG_CHECKPOINT_RESTORE?)",
-    ))
+/// Where the next process id of this namespace is chosen, opened before /proc is read only.
+struct LastPid(File);
+
+impl LastPid {
+    fn open() -> Result<Self, Failure> {
+        let file = File::options().write(true).open("/proc/sys/kernel/ns_last_pid");
+        file.map(Self).map_err(failed(CHOOSING))
+    }
+
+    /// The next one follows `pid`.
+    fn set(&self, pid: u32) -> Result<(), Failure> {
+        // At the beginning: a number written behind another one counts for nothing.
+        self.0
+            .write_all_at(pid.to_string().as_bytes(), 0)
+            .map_err(failed(CHOOSING))
+    }
 }
 
 fn change(walls: &Walls) -> Option<Change> {

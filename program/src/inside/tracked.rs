@@ -180,15 +180,23 @@ fn call(thread: Pid, instruction: u64, number: libc::c_long, first: u64) -> Resu
     }
 }
 
+/// Much more than any kernel's.
+const MOST_VDSO_BYTES: u64 = 1 << 20;
+
 /// Where a system call is made in its vDSO.
 fn instruction(process: u32) -> io::Result<u64> {
-    let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
-    let line = maps.lines().find(|line| line.ends_with("[vdso]"));
+    let maps = fs::read(format!("/proc/{process}/maps"))?;
+    let maps = String::from_utf8_lossy(&maps);
+    // Its whole name: a file may be called so, in a folder.
+    let line = maps
+        .lines()
+        .find(|line| line.split_ascii_whitespace().nth(5) == Some("[vdso]"));
     let range = line.and_then(|line| line.split_ascii_whitespace().next()?.split_once('-'));
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
     let range = range.and_then(|(from, to)| Some((number(from)?, number(to)?)));
     let (from, to) = range.ok_or(Errno::ENOEXEC)?;
-    let mut code = vec![0; (to - from) as usize];
+    let bytes = to.checked_sub(from).filter(|bytes| *bytes <= MOST_VDSO_BYTES);
+    let mut code = vec![0; bytes.ok_or(Errno::ENOEXEC)? as usize];
     File::open(format!("/proc/{process}/mem"))?.read_exact_at(&mut code, from)?;
     let at = code.windows(SYSCALL.len()).position(|bytes| bytes == SYSCALL);
     Ok(from + at.ok_or(Errno::ENOEXEC)? as u64)
@@ -197,6 +205,30 @@ fn instruction(process: u32) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// It would be read whole, and may be said to be longer than there is memory.
+    #[test]
+    fn a_file_of_that_name_is_no_vdso() {
+        use std::os::fd::AsRawFd;
+
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(folder.path().join("[vdso]"))
+            .expect("a file");
+        // Below all else, so that it comes first.
+        let (at, length) = (0x1000_0000 as *mut libc::c_void, 1 << 30);
+        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED_NOREPLACE | libc::MAP_NORESERVE;
+        // SAFETY: nothing lies there, and nobody reads it.
+        let mapped = unsafe { libc::mmap(at, length, libc::PROT_NONE, flags, file.as_raw_fd(), 0) };
+        assert_eq!(mapped, at, "{}", io::Error::last_os_error());
+        let found = instruction(std::process::id());
+        // SAFETY: it was mapped here.
+        unsafe { libc::munmap(at, length) };
+        assert!(found.expect("its own") > at as u64 + length as u64);
+    }
 
     #[test]
     fn a_vdso_makes_system_calls() {

@@ -304,7 +304,7 @@ pub(super) fn mount_proc() -> Result<(), Failure> {
 }
 
 /// What of /proc is the kernel's, and no process', can be read from then on, and not written to: most of it is the whole host's, and asks for
-/// nothing but user 0 (`core_pattern` is a command that the host runs as root). Whoever brings a copy writes some of it before.
+/// nothing but user 0 (`core_pattern` is a command that the host runs as root).
 pub(super) fn protect_proc() -> Result<(), Failure> {
     for entry in fs::read_dir("/proc").map_err(failed("/proc"))? {
         let path = entry.map_err(failed("/proc"))?.path();
@@ -315,10 +315,7 @@ pub(super) fn protect_proc() -> Result<(), Failure> {
             continue;
         }
         let protected = match SECRETS.iter().any(|secret| secret.as_bytes() == name) {
-            true => {
-                let bind = MsFlags::MS_BIND;
-                mount(Some("/dev/null"), &path, None as Nothing, bind, None as Nothing)
-            }
+            true => device(Path::new("/dev/null"), &path),
             false => read_only(&path),
         };
         match protected {
@@ -328,6 +325,14 @@ pub(super) fn protect_proc() -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// The host's device, to be read and written. Its mode and its owner are the whole host's, and stay as they are.
+fn device(from: &Path, to: &Path) -> nix::Result<()> {
+    mount(Some(from), to, None as Nothing, MsFlags::MS_BIND, None as Nothing)?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
+    let flags = flags | MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+    mount(None as Nothing, to, None as Nothing, flags, None as Nothing)
 }
 
 /// Over itself.
@@ -449,14 +454,7 @@ fn devices(root: &Path, place: &Path, with_chance: bool) -> Result<(), Failure> 
     for name in DEVICES.into_iter().filter(given) {
         let (from, to) = (Path::new("/dev").join(name), dev.join(name));
         fs::write(&to, []).map_err(failed("/dev"))?;
-        mount(
-            Some(&from),
-            &to,
-            None as Nothing,
-            MsFlags::MS_BIND,
-            None as Nothing,
-        )
-        .map_err(failed("/dev"))?;
+        device(&from, &to).map_err(failed("/dev"))?;
     }
     let links = [
         ("fd", "/proc/self/fd"),
