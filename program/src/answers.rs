@@ -276,7 +276,7 @@ fn ioctl<T>(listener: RawFd, number: libc::Ioctl, argument: *mut T) -> bool {
 
 /// The thread's number in its own pid namespace; its number here where the kernel does not tell.
 fn inside(thread: u32) -> u32 {
-    let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+    let status = crate::proc::text(format!("/proc/{thread}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     let last = line.and_then(|numbers| numbers.split_whitespace().last()?.parse().ok());
     last.unwrap_or(thread)

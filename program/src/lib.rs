@@ -21,6 +21,7 @@ pub mod message;
 pub mod options;
 pub mod page;
 pub mod printed;
+mod proc;
 pub mod quiet;
 pub mod report;
 mod rest;

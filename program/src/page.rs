@@ -11,9 +11,10 @@
 //!             the system call itself.
 
 use crate::inside::Filter;
+use crate::proc::text;
 use dunlin_core::agreed::AgreedTime;
 use object::{Object, ObjectSymbol};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -271,14 +272,14 @@ pub(crate) fn lead(process: u32, jumps: &Jumps) -> io::Result<bool> {
 
 /// Where a process has what is called so.
 fn mapped(process: &str, name: &str) -> io::Result<Vec<(u64, u64)>> {
-    let text = fs::read_to_string(format!("/proc/{process}/maps"))?;
+    let maps = text(format!("/proc/{process}/maps"))?;
     let of = |line: &str| {
         let (range, rest) = line.split_once(' ')?;
         let (from, to) = range.split_once('-')?;
         let parse = |text| u64::from_str_radix(text, 16).ok();
         (rest.split_whitespace().nth(4) == Some(name)).then_some((parse(from)?, parse(to)?))
     };
-    Ok(text.lines().filter_map(of).collect())
+    Ok(maps.lines().filter_map(of).collect())
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //!             at the program's next `epoll_wait`. proc(5): `syscall`, `fdinfo`; pidfd_getfd(2).
 //! Not here:   what waits for quiet (`dunlin_core::program::order`); several threads of which one waits at a time: nobody can see these.
 
+use crate::proc::has_gone;
 use crate::rest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -63,7 +64,7 @@ impl Watcher {
                 Ok(Found::AtWork) => return Quiet::NotYet,
                 Ok(Found::Not(why)) => return Quiet::Unknown(why),
                 // A process or thread that has ended meanwhile: it is looked for anew.
-                Err(error) if has_ended(&error) => return Quiet::NotYet,
+                Err(error) if has_gone(&error) => return Quiet::NotYet,
                 Err(error) => return Quiet::Unknown(error.to_string()),
             }
         }
@@ -92,10 +93,6 @@ impl Watched {
         let mut polled = [PollFd::new(&self.epoll, PollFlags::IN)];
         Ok(poll(&mut polled, Some(&Timespec::default()))? == 0)
     }
-}
-
-fn has_ended(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 fn waits(line: &[u8], waiting: &[String; 3]) -> bool {

@@ -7,8 +7,9 @@
 //!             that is done.
 //! Source:     proc(5): `stat`, `children`. Not here: what waits for rest (`dunlin_core::program::order`).
 
-use std::fs::{self, File};
-use std::io::{self, Read};
+use crate::proc::{has_gone, text};
+use std::fs;
+use std::io;
 
 /// The program's first processes: those that its copy's own first process has started, the only child of this one. None where there is no such copy.
 fn first_of(keeper: u32) -> io::Result<Option<Vec<u32>>> {
@@ -56,7 +57,7 @@ fn sleep(mut to_look_at: Vec<u32>) -> io::Result<bool> {
     while let Some(process) = to_look_at.pop() {
         for thread in threads(process)? {
             let path = format!("/proc/{process}/task/{thread}/stat");
-            let Some(stat) = gone_is_none(read(&path))? else {
+            let Some(stat) = gone_is_none(text(&path))? else {
                 continue;
             };
             if !sleeps(&stat) {
@@ -69,32 +70,16 @@ fn sleep(mut to_look_at: Vec<u32>) -> io::Result<bool> {
 }
 
 fn children(process: u32, thread: u32) -> io::Result<Vec<u32>> {
-    let text = gone_is_none(read(&format!("/proc/{process}/task/{thread}/children")))?;
-    let words = text.as_deref().unwrap_or_default().split_whitespace();
+    let all = gone_is_none(text(format!("/proc/{process}/task/{thread}/children")))?;
+    let words = all.as_deref().unwrap_or_default().split_whitespace();
     Ok(words.filter_map(|word| word.parse().ok()).collect())
-}
-
-/// As `fs::read_to_string`, which asks for the length first, of which these files know nothing, and then reads them in pieces.
-fn read(path: &str) -> io::Result<String> {
-    let (mut file, mut all, mut piece) = (File::open(path)?, Vec::new(), [0; 4096]);
-    loop {
-        match file.read(&mut piece) {
-            Ok(0) => break,
-            Ok(length) => all.extend_from_slice(&piece[..length]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    // A thread names itself, in whatever bytes.
-    Ok(String::from_utf8_lossy(&all).into_owned())
 }
 
 /// What has ended meanwhile does nothing.
 fn gone_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(error) if has_gone(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -8,8 +8,8 @@
 use super::GuardError;
 use super::memory::inside;
 use crate::inside::FIRST_VISITOR;
+use crate::proc::text;
 use std::collections::BTreeMap;
-use std::fs;
 
 /// The copy's own first process, and the program's.
 const KEEPS: u32 = 1;
@@ -34,7 +34,7 @@ struct Member {
 pub(super) fn is_whole(numbers: &[u32]) -> Result<(), GuardError> {
     // One that has gone meanwhile is none.
     let about = numbers.iter().filter_map(|number| {
-        let about = fs::read_to_string(format!("/proc/{number}/status")).ok()?;
+        let about = text(format!("/proc/{number}/status")).ok()?;
         Member::of(*number, &about)
     });
     match astray(about.collect()) {

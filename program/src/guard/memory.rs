@@ -5,6 +5,7 @@
 //! Source:     proc(5) (`maps`, `pagemap`, `mem`), process_vm_readv(2).
 //! Not here:   which pages go where (`ahead`).
 
+use crate::proc::{has_gone, text};
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 use std::fs::{self, File};
@@ -23,6 +24,8 @@ const ENTRIES: usize = 4096;
 const MAPPED_OF_RESIDENT: u64 = 64;
 /// open(2), of x86-64.
 const O_DIRECT: u32 = 0o40000;
+/// The state of a thread that cannot be asked: none of the kernel's, so that nobody takes it for one that stands still.
+const UNKNOWN: char = '?';
 
 /// One that is looked into.
 #[derive(Debug)]
@@ -37,7 +40,7 @@ pub(super) struct Process {
 impl Process {
     /// By its number here; none where it has just gone.
     pub(super) fn of(number: u32) -> Option<Self> {
-        let status = fs::read_to_string(format!("/proc/{number}/status")).ok()?;
+        let status = text(format!("/proc/{number}/status")).ok()?;
         let memory = File::open(format!("/proc/{number}/mem")).ok()?;
         Some(Self {
             number,
@@ -49,7 +52,7 @@ impl Process {
 
     /// Areas of memory of its own.
     pub(super) fn areas(&self) -> io::Result<Vec<(u64, u64)>> {
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.number))?;
+        let maps = text(format!("/proc/{}/maps", self.number))?;
         Ok(maps.lines().filter_map(own_area).collect())
     }
 
@@ -104,7 +107,7 @@ impl Process {
 
     /// Whether it has asked the kernel to read for it, and goes on meanwhile.
     pub(super) fn reads_behind(&self) -> io::Result<bool> {
-        let maps = fs::read_to_string(format!("/proc/{}/maps", self.number))?;
+        let maps = text(format!("/proc/{}/maps", self.number))?;
         Ok(maps.lines().any(|line| line.ends_with("/[aio]")))
     }
 
@@ -112,35 +115,40 @@ impl Process {
     /// each page, there or not: some 10 ms a GiB, while the program stands still. To take what is there takes 1 ms a MiB. A database may keep
     /// terabytes free for its buffers.
     pub(super) fn keeps_free(&self) -> Option<u64> {
-        let about = fs::read_to_string(format!("/proc/{}/status", self.number)).ok()?;
+        let about = text(format!("/proc/{}/status", self.number)).ok()?;
         let mapped = in_kib("VmSize:", &about)?;
         (mapped > in_kib("VmRSS:", &about)? * MAPPED_OF_RESIDENT).then_some(mapped)
     }
 
     /// Whether all of its threads stand still, or have ended.
     pub(super) fn stands_still(&self) -> bool {
-        self.states().all(|state| matches!(state, 'T' | 't' | 'Z' | 'X'))
+        let stands = |state: &char| matches!(state, 'T' | 't' | 'Z' | 'X');
+        self.states().iter().all(stands)
     }
 
     /// Whether all of its threads were told to stand still, by whomever, and it has not ended.
     pub(super) fn is_stopped(&self) -> bool {
-        let mut states = self.states().peekable();
-        states.peek().is_some() && states.all(|state| state == 'T')
+        let states = self.states();
+        !states.is_empty() && states.iter().all(|state| *state == 'T')
     }
 
     /// Whether one of its threads waits for what no signal ends: a disk, or its child after vfork.
     pub(super) fn cannot_stop(&self) -> bool {
-        self.states().any(|state| state == 'D')
+        self.states().contains(&'D')
     }
 
     /// Of its threads; of none where it has gone.
-    fn states(&self) -> impl Iterator<Item = char> {
-        let threads = fs::read_dir(format!("/proc/{}/task", self.number));
-        let threads = threads.into_iter().flatten().flatten();
-        threads.filter_map(|thread| {
-            let about = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            about.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next())
-        })
+    fn states(&self) -> Vec<char> {
+        let unless_gone = |error: io::Error| (!has_gone(&error)).then_some(UNKNOWN);
+        let threads = match fs::read_dir(format!("/proc/{}/task", self.number)) {
+            Ok(threads) => threads,
+            Err(error) => return unless_gone(error).into_iter().collect(),
+        };
+        let of = |thread: io::Result<fs::DirEntry>| {
+            let about = thread.and_then(|thread| text(thread.path().join("stat")));
+            about.map_or_else(unless_gone, |about| Some(state(&about)))
+        };
+        threads.filter_map(of).collect()
     }
 
     /// Whole pages from there on; how many bytes it has of them.
@@ -165,6 +173,12 @@ impl Process {
         }
         whole(read)
     }
+}
+
+/// The letter behind its name, which may have any characters in it.
+fn state(about: &str) -> char {
+    let rest = about.rsplit_once(") ").map(|(_, rest)| rest);
+    rest.and_then(|rest| rest.chars().next()).unwrap_or(UNKNOWN)
 }
 
 /// Runs of pages, in the order of their addresses: where they begin, and how many.
@@ -219,6 +233,47 @@ pub(super) fn inside(status: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::sys::signal::{Signal, kill};
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+    use std::time::{Duration, Instant};
+
+    /// A name of nine letters of two bytes each: the kernel keeps fifteen bytes of it, which end inside the eighth.
+    #[test]
+    fn who_has_a_name_that_is_cut_inside_a_letter_is_waited_for() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("программа");
+        std::os::unix::fs::symlink("/bin/sleep", &program).expect("a link");
+        let mut child = Command::new(&program)
+            .arg0("sleep")
+            .arg("60")
+            .spawn()
+            .expect("begun");
+        let name = fs::read(format!("/proc/{}/comm", child.id())).expect("its name");
+        assert!(std::str::from_utf8(&name).is_err(), "{name:?}");
+        let process = Process::of(child.id()).expect("it runs");
+        assert_eq!(process.states().len(), 1);
+        assert!(!process.stands_still(), "it sleeps, and is not stopped");
+        let pid = Pid::from_raw(child.id() as i32);
+        kill(pid, Signal::SIGSTOP).expect("told");
+        let until = Instant::now() + Duration::from_secs(10);
+        while !process.is_stopped() {
+            assert!(Instant::now() < until, "{:?}", process.states());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(process.stands_still());
+        child.kill().expect("killed");
+        child.wait().expect("collected");
+        assert!(process.states().is_empty(), "it has gone");
+        assert!(!process.is_stopped());
+    }
+
+    #[test]
+    fn a_thread_of_which_nothing_is_known_has_no_state_of_the_kernels() {
+        assert_eq!(state("7 (redis) T 1 7"), 'T');
+        assert_eq!(state("7 (a) T (b) R 1 7"), 'R', "its name is odd");
+        assert_eq!(state(""), UNKNOWN);
+    }
 
     #[test]
     fn areas_are_those_of_no_file() {

@@ -6,6 +6,7 @@
 //! Source:     proc(5), statvfs(3). Not here: what follows where there is none (`node`).
 
 use super::{GuardError, Place, failed};
+use crate::proc::text;
 use rustix::fs::{fstat, fstatvfs, statvfs};
 use std::fs;
 use std::os::fd::AsFd;
@@ -26,8 +27,7 @@ impl Place {
     pub fn bytes(&self) -> Result<u64, GuardError> {
         let its = self.all_processes()?.into_iter();
         // One that ends meanwhile takes nothing.
-        let in_memory =
-            its.map(|path| in_memory(&fs::read_to_string(path.join("status")).unwrap_or_default()));
+        let in_memory = its.map(|path| in_memory(&text(path.join("status")).unwrap_or_default()));
         let in_memory: u64 = in_memory.sum();
         let written = match &self.written {
             Some(written) => {

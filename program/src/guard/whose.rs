@@ -10,7 +10,7 @@ use super::memory::inside;
 use super::{GuardError, Place};
 use crate::inside::FIRST_VISITOR;
 use crate::inside::injected::Whose;
-use std::fs;
+use crate::proc::text;
 
 /// The program's first process; the one before it is Dunlin's.
 const FIRST: u32 = 2;
@@ -19,13 +19,13 @@ const SYS_RESOURCE: u64 = 1 << 24;
 impl Place {
     /// None where CRIU may ask as it is, or nothing would help.
     pub(super) fn whose(&self) -> Result<Option<Whose>, GuardError> {
-        let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let own = text("/proc/self/status").unwrap_or_default();
         if may_ask_all(&own) {
             return Ok(None);
         }
         let processes = self.all_processes()?.into_iter();
         // One that ends meanwhile is nobody's.
-        let about = processes.filter_map(|process| fs::read_to_string(process.join("status")).ok());
+        let about = processes.filter_map(|process| text(process.join("status")).ok());
         let about: Vec<String> = about.collect();
         Ok(of_all(about.iter().map(String::as_str)))
     }

@@ -10,11 +10,11 @@
 //! Not here:   what is said of it (`crate::report`).
 
 use crate::message::{Go, Heard, receive, send};
+use crate::proc::text;
 use nix::errno::Errno;
 use nix::sys::ptrace;
 use nix::unistd::Pid;
 use std::collections::BTreeMap;
-use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -83,7 +83,7 @@ impl Tsc {
             None => {
                 self.named += 1;
                 self.places.insert((pid, at), self.named);
-                let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+                let maps = text(format!("/proc/{pid}/maps")).unwrap_or_default();
                 let name = Some(name(&maps, at));
                 let place = self.named;
                 Heard::ReadTsc { place, name }
