@@ -104,6 +104,8 @@ impl Copy {
             name: name.to_owned(),
             why,
         };
+        // Read before anybody forks for who is let into a copy: in a forked child nobody would end what another thread has begun to read.
+        let _ = crate::inside::first_visitor();
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,

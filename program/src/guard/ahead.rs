@@ -14,7 +14,7 @@
 use super::memory::{PAGE_BYTES, Process, Runs};
 use super::pagemap::{Pagemap, Where};
 use super::{GuardError, Place, failed, family};
-use crate::inside::FIRST_VISITOR;
+use crate::inside::is_visitor;
 use crate::inside::tracked::Tracked;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
@@ -145,7 +145,7 @@ impl Place {
 /// Of these processes the program's.
 pub(super) fn own(numbers: &[u32]) -> Vec<Process> {
     let all = numbers.iter().copied().filter_map(Process::of);
-    all.filter(|process| (FIRST..FIRST_VISITOR).contains(&process.inside))
+    all.filter(|process| process.inside >= FIRST && !is_visitor(process.inside))
         .collect()
 }
 

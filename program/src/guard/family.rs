@@ -7,7 +7,7 @@
 
 use super::GuardError;
 use super::memory::inside;
-use crate::inside::FIRST_VISITOR;
+use crate::inside::is_visitor;
 use crate::proc::text;
 use std::collections::BTreeMap;
 
@@ -60,7 +60,7 @@ impl Member {
     }
 
     fn is_beside(&self) -> bool {
-        self.inside >= FIRST_VISITOR || self.session >= FIRST_VISITOR
+        is_visitor(self.inside) || is_visitor(self.session)
     }
 }
 
@@ -92,6 +92,7 @@ fn astray(members: Vec<Member>) -> Option<Member> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inside::first_visitor;
 
     /// A process of that number inside, whose number outside is 100 more.
     fn member(inside: u32, parent: u32, session: u32) -> Member {
@@ -127,11 +128,22 @@ mod tests {
     #[test]
     fn what_is_run_beside_a_program_is_not_missed() {
         let family = [member(1, 900, 0), member(2, 1, 2)];
-        let visitor = member(FIRST_VISITOR, 900, FIRST_VISITOR);
-        let its_child = member(11, FIRST_VISITOR, FIRST_VISITOR);
+        let first = first_visitor();
+        let visitor = member(first, 900, first);
+        let its_child = member(11, first, first);
         let of_a_session_of_its_own = member(12, 11, 12);
-        let left_behind = member(13, 1, FIRST_VISITOR);
+        let left_behind = member(13, 1, first);
         let beside = [visitor, its_child, of_a_session_of_its_own, left_behind];
         assert_eq!(astray([&family[..], &beside[..]].concat()), None);
+    }
+
+    #[test]
+    fn ids_beyond_the_visitors_are_the_programs() {
+        let beyond = (first_visitor()..).find(|id| !is_visitor(*id)).expect("an id");
+        let family = [member(1, 900, 0), member(2, 1, 2), member(beyond, 2, beyond)];
+        assert_eq!(astray(family.to_vec()), None);
+        let daemon = member(beyond + 1, 1, beyond);
+        let found = astray([&family[..], std::slice::from_ref(&daemon)].concat());
+        assert_eq!(found, Some(daemon));
     }
 }

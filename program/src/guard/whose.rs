@@ -8,8 +8,8 @@
 
 use super::memory::inside;
 use super::{GuardError, Place};
-use crate::inside::FIRST_VISITOR;
 use crate::inside::injected::Whose;
+use crate::inside::is_visitor;
 use crate::proc::text;
 
 /// The program's first process; the one before it is Dunlin's.
@@ -39,8 +39,7 @@ fn may_ask_all(status: &str) -> bool {
 
 /// Whose all of the program's processes are.
 fn of_all<'a>(statuses: impl Iterator<Item = &'a str>) -> Option<Whose> {
-    let is_its =
-        |status: &&str| inside(status).is_some_and(|number| (FIRST..FIRST_VISITOR).contains(&number));
+    let is_its = |status: &&str| inside(status).is_some_and(|number| number >= FIRST && !is_visitor(number));
     let mut all = statuses.filter(is_its).map(of);
     let first = all.next()??;
     all.all(|other| other == Some(first)).then_some(first)
@@ -64,6 +63,7 @@ fn of(status: &str) -> Option<Whose> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inside::first_visitor;
 
     fn status(inside: u32, user: &str, group: u32) -> String {
         format!(
@@ -80,7 +80,7 @@ mod tests {
         let own = [status(2, "26\t26\t26\t26", 27), status(9, "26\t26\t26\t0", 27)];
         assert_eq!(whose(&own), Some((26, 27)));
         let keeper = status(1, "0\t0\t0\t0", 0);
-        let visitor = status(FIRST_VISITOR, "0\t0\t0\t0", 0);
+        let visitor = status(first_visitor(), "0\t0\t0\t0", 0);
         let with_others = [&own[..], &[keeper, visitor]].concat();
         assert_eq!(whose(&with_others), Some((26, 27)), "Dunlin's own do not count");
     }

@@ -1,6 +1,6 @@
 //! A command that a person runs beside the program, in its namespaces and behind its walls.
 //!
-//! Decides:    its process id: far beyond the program's, whose next process is to have the same id in every copy.
+//! Decides:    its process id: far beyond the program's, whose next process is to have the same id in every copy; so who is a visitor.
 //! Flow:       the daemon's forked child -> the copy's namespaces -> a process in them -> walls -> exec. The child that was forked waits,
 //!             and ends with the command's exit code.
 //! Invariants: 1. when whoever asked goes, so does the command (PR_SET_PDEATHSIG); with the copy's pid 1 it goes too, by the kernel's
@@ -11,6 +11,7 @@ use super::filter::Filter;
 use super::init::behind;
 use super::waited::{Waited, wait_for};
 use crate::message::Walls;
+use crate::proc::text;
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl;
@@ -18,13 +19,37 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::sync::LazyLock;
 
-/// Beyond the ids of a program's processes, below the least that a kernel's greatest may be.
-pub(crate) const FIRST_ID: u32 = 31_000;
+/// A program gets the ids near the kernel's greatest one last: visitors have some that are so far below it.
+const BELOW_GREATEST: u32 = 1_768;
+/// Their first one below the usual greatest id: taken where the kernel does not tell, or where the greatest one leaves no room.
+const USUAL_FIRST_ID: u32 = 31_000;
+const LEAST_FIRST_ID: u32 = 2_000;
 /// More commands than are let in at once.
 const IDS: u32 = 256;
 /// What a shell says of a command that a signal has ended.
 const BY_SIGNAL: i32 = 128;
+
+/// The first id that a visitor may have. It is read once: whoever has got one is known by it, however that setting is changed later.
+pub(crate) fn first_id() -> u32 {
+    static FIRST_ID: LazyLock<u32> =
+        LazyLock::new(|| first_below(&text("/proc/sys/kernel/pid_max").unwrap_or_default()));
+    *FIRST_ID
+}
+
+fn first_below(greatest: &str) -> u32 {
+    let greatest: Option<u32> = greatest.trim().parse().ok();
+    let first = greatest.and_then(|greatest| greatest.checked_sub(BELOW_GREATEST));
+    first
+        .filter(|first| *first >= LEAST_FIRST_ID)
+        .unwrap_or(USUAL_FIRST_ID)
+}
+
+/// Whether whoever has this id was let in. Those beyond are the program's again: a pid namespace may have greater ids than the one around it.
+pub(crate) fn is_visitor(id: u32) -> bool {
+    (first_id()..first_id() + IDS).contains(&id)
+}
 
 /// In the daemon's forked child, before exec. Only who is to exec returns.
 pub(crate) fn enter(
@@ -54,7 +79,7 @@ pub(crate) fn enter(
 
 /// The child's id as the parent sees it; none in the child.
 pub(super) fn fork_far_away() -> io::Result<Option<Pid>> {
-    for id in FIRST_ID..FIRST_ID + IDS {
+    for id in first_id()..first_id() + IDS {
         let id = id as libc::pid_t;
         // SAFETY: all of the structure's values may be zero, which is "none".
         let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
@@ -87,4 +112,25 @@ pub(super) fn wait_in_its_place(command: Pid) -> ! {
     };
     // SAFETY: no destructor and no atexit of the daemon's is this process's.
     unsafe { libc::_exit(code) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visitors_have_ids_that_a_program_gets_late() {
+        assert_eq!(first_below("4194304\n"), 4_192_536);
+        assert_eq!(first_below("32768\n"), 31_000);
+        for greatest in ["301\n", "1767\n", "", "nonsense"] {
+            assert_eq!(first_below(greatest), USUAL_FIRST_ID, "{greatest}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_has_used_up_the_ids_before_a_visitors_is_none() {
+        let first = first_id();
+        assert!(is_visitor(first) && is_visitor(first + IDS - 1));
+        assert!(!is_visitor(first - 1) && !is_visitor(first + IDS));
+    }
 }
