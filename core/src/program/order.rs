@@ -19,16 +19,18 @@
 //!    behind it. So a copy that is still at an input sees the time that the other one saw.
 //!
 //! Source: what was measured is in docs/programs.md; sock_diag(7). Not here: how a socket is looked at; what a copy of a running
-//! program needs to go on from here (`carried`); what a driver may look at (`standing`).
+//! program needs to go on from here (`carried`); which connections are followed (`followed`); what a driver may look at (`standing`).
 
 mod batch;
 mod carried;
+mod followed;
 mod silence;
 mod standing;
 
 use crate::agreed::{AgreedTime, Frame};
 use crate::output::packet::{Direction, FlowKey, PSH, Parsed, Segment, UDP, parse};
 use batch::Batch;
+use followed::Spare;
 use silence::{Owing, Silence};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -136,6 +138,8 @@ pub struct Gate {
     copies: usize,
     patience_us: u64,
     heard: BTreeMap<FlowKey, Heard>,
+    /// Which of these may be forgotten.
+    spare: Spare,
     /// How many ranges of these lie behind holes.
     beyond: usize,
     queue: VecDeque<Queued>,
@@ -171,6 +175,8 @@ struct Resting {
 /// A client's side of a connection.
 #[derive(Debug)]
 struct Heard {
+    /// In the order in which they began.
+    number: u64,
     isn: u32,
     /// How far it was delivered, counted from behind its SYN.
     said_to: u64,
@@ -193,6 +199,23 @@ struct Heard {
 }
 
 impl Heard {
+    /// One that begins with this number of its client's.
+    fn since(isn: u32, number: u64) -> Self {
+        Self {
+            number,
+            isn,
+            said_to: 0,
+            beyond: BTreeMap::new(),
+            opening: true,
+            refused: false,
+            was_read: 0,
+            believed: 0,
+            batch: 0,
+            ended: false,
+            owed: Vec::new(),
+        }
+    }
+
     /// What lies behind a hole that is filled now is taken in with what filled it.
     fn fill(&mut self) {
         while let Some(next) = self
@@ -274,6 +297,7 @@ impl Gate {
             copies,
             patience_us,
             heard: BTreeMap::new(),
+            spare: Spare::default(),
             beyond: 0,
             queue: VecDeque::new(),
             queue_bytes: 0,
@@ -333,41 +357,14 @@ impl Gate {
 
     fn end_of(&mut self, segment: &Segment) -> Option<End> {
         if segment.syn() {
-            let known = self
-                .heard
-                .get(&segment.key)
-                .is_some_and(|heard| heard.isn == segment.seq);
-            if self.heard.len() >= MOST_CONNECTIONS {
-                self.heard.retain(|_, heard| !heard.ended);
-                self.beyond = self.heard.values().map(|heard| heard.beyond.len()).sum();
-                self.count_owing();
-            }
-            if !known && self.heard.len() < MOST_CONNECTIONS {
-                let heard = Heard {
-                    isn: segment.seq,
-                    said_to: 0,
-                    beyond: BTreeMap::new(),
-                    opening: true,
-                    refused: false,
-                    was_read: 0,
-                    believed: 0,
-                    batch: 0,
-                    ended: false,
-                    owed: Vec::new(),
-                };
-                let before = self.heard.insert(segment.key, heard);
-                self.beyond -= before.as_ref().map_or(0, |before| before.beyond.len());
-                self.owing.gone(before.as_ref());
-            }
+            self.begins(segment);
             return None;
+        }
+        if segment.fin() || segment.rst() {
+            self.ends(&segment.key);
         }
         if segment.rst() {
             return Some(End::Reset);
-        }
-        if segment.fin()
-            && let Some(heard) = self.heard.get_mut(&segment.key)
-        {
-            heard.ended = true;
         }
         if !segment.is_pure_ack() {
             return Some(End::Read {
@@ -376,7 +373,12 @@ impl Gate {
             });
         }
         let heard = self.heard.get_mut(&segment.key)?;
-        std::mem::take(&mut heard.opening).then_some(End::Accepted)
+        // Of one that was reset another host may know nothing any more.
+        if heard.ended || !std::mem::take(&mut heard.opening) {
+            return None;
+        }
+        self.spare.opened(heard.number);
+        Some(End::Accepted)
     }
 
     /// Notes that every copy gets `input` now, and returns what it has to be read to; none where nothing of it is new.
@@ -385,10 +387,11 @@ impl Gate {
         let read_to = match (input.ends, heard) {
             (End::Accepted, _) => Some((Of::Listener, 0)),
             (End::Datagram, _) => Some((Of::Datagrams, 0)),
-            (End::Reset, _) => {
-                let gone = self.heard.remove(&input.key);
-                self.beyond -= gone.as_ref().map_or(0, |gone| gone.beyond.len());
-                self.owing.gone(gone.as_ref());
+            (End::Reset, heard) => {
+                // Not one that has begun since it arrived.
+                if heard.is_some_and(|heard| heard.ended) {
+                    self.forget(&input.key);
+                }
                 None
             }
             (End::Read { from, to }, Some(heard)) => {

@@ -1,6 +1,6 @@
 //! What of the order a copy of a running program needs: where each client's next byte will be.
 //!
-//! Layout, all numbers big-endian: how many connections (4); for each its key, where the client's next byte will be (4), and flags (1).
+//! Layout, all numbers big-endian: how many connections (4); for each, as they began, its key, where the client's next byte will be (4), and flags (1).
 //!
 //! The kernel counts what a brought connection takes in from nothing (`tcpi_bytes_received`), so the copy counts anew, too.
 //! Source: tcp(7), TCP_REPAIR. Not here: the connection itself, and the numbers that it shows its client (`output::rewriter`).
@@ -9,7 +9,6 @@ use super::{Gate, Heard, MOST_CONNECTIONS};
 use crate::output::rewriter::table::{put_key, take_key};
 use crate::wire::{Reader, WireError};
 use bytes::{BufMut, Bytes, BytesMut};
-use std::collections::BTreeMap;
 
 const OPENING: u8 = 1;
 const REFUSED: u8 = 2;
@@ -25,7 +24,9 @@ impl Gate {
         assert!(self.is_idle(), "what waits is nowhere in a copy");
         let mut out = BytesMut::new();
         out.put_u32(self.heard.len() as u32);
-        for (key, heard) in &self.heard {
+        let mut all: Vec<_> = self.heard.iter().collect();
+        all.sort_unstable_by_key(|(_, heard)| heard.number);
+        for (key, heard) in all {
             put_key(&mut out, key);
             out.put_u32(heard.isn.wrapping_add(1).wrapping_add(heard.said_to as u32));
             let flag = |is: bool, bit| if is { bit } else { 0 };
@@ -57,25 +58,21 @@ impl Gate {
                 return Err(WireError::Invalid("state of a connection"));
             }
             let of_it = Heard {
-                isn: next.wrapping_sub(1),
-                said_to: 0,
-                beyond: BTreeMap::new(),
                 opening: flags & OPENING != 0,
                 refused: flags & REFUSED != 0,
-                // The first input here goes alone.
-                was_read: 0,
-                believed: 0,
-                batch: 0,
                 ended: flags & ENDED != 0,
                 owed: match flags & OWED != 0 {
                     true => vec![true; self.copies],
                     false => Vec::new(),
                 },
+                // The first input here goes alone.
+                ..Heard::since(next.wrapping_sub(1), heard.len() as u64)
             };
             heard.push((key, of_it));
         }
         from.end()?;
         self.heard = heard.into_iter().collect();
+        self.count_spare();
         self.beyond = 0;
         self.count_owing();
         Ok(())

@@ -415,6 +415,57 @@ fn nothing_is_kept_for_who_has_not_finished_its_handshake() {
     assert!(beyond(&gate, 1).is_empty());
 }
 
+/// A client that says nothing but its SYN.
+fn mute(port: u16) -> Frame {
+    let seg = Seg {
+        port,
+        v6: true,
+        ..Seg::to_vm(SYN, 7, 1)
+    };
+    seg.frame()
+}
+
+/// Those that have not ended.
+fn followed(gate: &Gate) -> Vec<FlowKey> {
+    let open = gate.heard.iter().filter(|(_, heard)| !heard.ended);
+    open.map(|(key, _)| *key).collect()
+}
+
+/// They once filled the table for good.
+#[test]
+fn handshakes_that_nobody_ends_keep_no_connection_out_and_both_hosts_forget_the_same_ones() {
+    let mut fast = connected(Order::Read, &[1, 2]);
+    assert!(fast.arrived(client(3, SYN, 99, b"")).is_some());
+    for port in (0..=u16::MAX).rev() {
+        assert!(fast.arrived(mute(port)).is_some());
+    }
+    assert_eq!(fast.heard.len(), MOST_CONNECTIONS);
+    let is_followed = |gate: &Gate, port| gate.heard.contains_key(&key(port));
+    assert!(!is_followed(&fast, 3), "the longest in its handshake");
+    assert!(is_followed(&fast, 1) && is_followed(&fast, 2));
+    // Another host's copy goes on from here, and has not delivered the reset when the others begin.
+    let mut slow = gate(Order::Read);
+    slow.load(fast.table()).expect("its own table");
+    for gate in [&mut fast, &mut slow] {
+        assert_eq!(gate.arrived(client(2, RST, 100, b"")), None);
+    }
+    assert!(matches!(fast.next(0), Next::Deliver(_)));
+    assert_eq!(fast.heard.len(), MOST_CONNECTIONS - 1);
+    for gate in [&mut fast, &mut slow] {
+        for port in 4..9 {
+            assert!(gate.arrived(client(port, SYN, 99, b"")).is_some());
+        }
+        assert!(gate.arrived(client(2, SYN, 5000, b"")).is_some());
+        let opens = gate.arrived(client(4, ACK, 100, b""));
+        assert_eq!(opens, None, "the end of its handshake is an input");
+        assert_eq!(gate.heard.len(), MOST_CONNECTIONS);
+    }
+    assert_eq!(followed(&fast), followed(&slow));
+    assert!(matches!(slow.next(0), Next::Deliver(_)));
+    assert!(is_followed(&slow, 2), "it has begun anew");
+    assert_eq!(followed(&fast), followed(&slow));
+}
+
 proptest! {
     /// Whatever arrives in whatever order: ranges never touch, their number is known, and when the last hole is filled all counts.
     #[test]
