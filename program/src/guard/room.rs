@@ -3,14 +3,16 @@
 //! Decides:    what is left free.
 //! Flow:       `Place::bytes` -> both hosts -> `room_for`, before anything is written.
 //! Invariants: 1. what is counted is no less than what is written, but for what the kernel holds (sockets, pipes): the reserve is for that, too.
-//! Source:     proc(5), statvfs(3). Not here: what follows where there is none (`node`).
+//! Source:     proc(5), memfd_create(2), statvfs(3). Not here: what follows where there is none (`node`).
 
 use super::{GuardError, Place, failed};
 use crate::proc::text;
 use rustix::fs::{fstat, fstatvfs, statvfs};
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::linux::fs::MetadataExt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 const MIB: u64 = 1 << 20;
@@ -18,17 +20,27 @@ const GIB: u64 = 1 << 30;
 /// What is left free at most, and of a small disk the part of it.
 const RESERVE: u64 = GIB;
 const RESERVE_PART: u64 = 10;
+/// How the kernel calls a file that is memory.
+const MEMORY: &[u8] = b"/memfd:";
+/// What stat(2) counts in.
+const BLOCK_BYTES: u64 = 512;
 
 impl Place {
-    /// What a copy of it takes: what its processes have in memory, shared or swapped out as well, and what it has written to files.
+    /// What a copy of it takes: what its processes have in memory, shared or swapped out as well, what they keep in files that are memory, mapped or
+    /// not, and what it has written to files.
     ///
     /// # Errors
     /// Where it has just ended.
     pub fn bytes(&self) -> Result<u64, GuardError> {
-        let its = self.all_processes()?.into_iter();
+        let its = self.all_processes()?;
         // One that ends meanwhile takes nothing.
-        let in_memory = its.map(|path| in_memory(&text(path.join("status")).unwrap_or_default()));
+        let in_memory = its
+            .iter()
+            .map(|path| in_memory(&text(path.join("status")).unwrap_or_default()));
         let in_memory: u64 = in_memory.sum();
+        // Once, however many have it. What is mapped of it counts twice: it would take a look at all that is mapped to know how much that is.
+        let kept: BTreeMap<_, _> = its.iter().flat_map(|path| kept(path)).collect();
+        let kept: u64 = kept.values().sum();
         let written = match &self.written {
             Some(written) => {
                 let disk = fstatvfs(written.as_fd()).map_err(failed("its files"))?;
@@ -36,7 +48,7 @@ impl Place {
             }
             None => 0,
         };
-        Ok(in_memory + written)
+        Ok(in_memory + kept + written)
     }
 
     /// Their folders in the host's /proc.
@@ -83,6 +95,21 @@ fn room(all: u64, free: u64, bytes: u64) -> Result<u64, NoRoom> {
     }
 }
 
+/// What a process keeps in files that are memory and have no name in any folder (memfd_create(2)): which file, and how many bytes it takes.
+fn kept(process: &Path) -> Vec<((u64, u64), u64)> {
+    let all = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+    let about = |entry: fs::DirEntry| {
+        let path = entry.path();
+        let link = fs::read_link(&path).ok()?;
+        if !link.as_os_str().as_bytes().starts_with(MEMORY) {
+            return None;
+        }
+        let file = fs::metadata(&path).ok()?;
+        Some(((file.st_dev(), file.st_ino()), file.st_blocks() * BLOCK_BYTES))
+    };
+    all.filter_map(about).collect()
+}
+
 fn in_memory(status: &str) -> u64 {
     let kib = |line: &str| {
         let number = line
@@ -96,6 +123,7 @@ fn in_memory(status: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn logs_keep_room_on_a_large_disk_and_on_a_small_one() {
@@ -115,6 +143,30 @@ mod tests {
         let status = "Name:\tredis\nVmPeak:\t 9000 kB\nVmRSS:\t    3000 kB\nRssAnon:\t 2000 kB\nVmSwap:\t      96 kB\n";
         assert_eq!(in_memory(status), 3096 << 10);
         assert_eq!(in_memory("Name:\tkthreadd\n"), 0);
+    }
+
+    #[test]
+    fn what_lies_in_a_file_of_memory_that_is_not_mapped_counts_once() {
+        let file = rustix::fs::memfd_create("cache", rustix::fs::MemfdFlags::CLOEXEC).expect("a file");
+        let file = fs::File::from(file);
+        // What is not written takes nothing, however long the file is.
+        file.set_len(GIB).expect("long");
+        file.write_all_at(&vec![7_u8; 3 * MIB as usize], MIB)
+            .expect("written");
+        let second = file.try_clone().expect("a second one");
+        let process = Path::new("/proc/self");
+        let about = file.metadata().expect("its state");
+        let own = (about.st_dev(), about.st_ino());
+        let found: Vec<u64> = kept(process)
+            .into_iter()
+            .filter(|(which, _)| *which == own)
+            .map(|(_, bytes)| bytes)
+            .collect();
+        assert_eq!(found.len(), 2, "by both of its descriptors, as one file");
+        // Where the kernel takes large pages there may be more of them.
+        assert!((3 * MIB..=16 * MIB).contains(&found[0]), "{found:?}");
+        drop((file, second));
+        assert!(!kept(process).iter().any(|(which, _)| *which == own));
     }
 
     #[test]
