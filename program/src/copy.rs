@@ -391,7 +391,7 @@ impl Copy {
         self.queues.as_fd()
     }
 
-    /// The last lines that it printed, `most` of them at most.
+    /// The last lines that it printed, `most` of them at most, as a terminal may show them.
     #[must_use]
     pub fn last_words(&self, most: usize) -> Vec<String> {
         if let (Some(_), Some(printing)) = (&self.ended, &self.printing) {
@@ -400,10 +400,7 @@ impl Copy {
         }
         let printed = self.printed.lock();
         let bytes: Vec<u8> = printed.iter().copied().collect();
-        let text = String::from_utf8_lossy(&bytes);
-        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
-        let last = lines.len().saturating_sub(most);
-        lines[last..].iter().map(|line| (*line).to_owned()).collect()
+        last_lines(&bytes, most)
     }
 
     fn error(&self, why: String) -> CopyError {
@@ -418,6 +415,19 @@ impl Drop for Copy {
     fn drop(&mut self) {
         end(&mut self.keeper);
     }
+}
+
+/// They go into events and messages, which people read on terminals: what a program prints tells no terminal what to do.
+fn last_lines(bytes: &[u8], most: usize) -> Vec<String> {
+    let text = String::from_utf8_lossy(bytes);
+    let shown = |line: &str| -> String {
+        line.chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect()
+    };
+    let mut lines: Vec<String> = text.lines().map(shown).collect();
+    lines.retain(|line| !line.trim().is_empty());
+    lines.split_off(lines.len().saturating_sub(most))
 }
 
 struct Guard(Option<Child>);
@@ -494,6 +504,15 @@ fn readable_within(descriptor: BorrowedFd<'_>, within: Duration) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn last_words_are_lines_without_what_a_terminal_obeys() {
+        let printed = "begun\n\u{1b}]0;title\u{7}\tfail\u{9b}31m: ключ\r\n \n\u{1b}\n".as_bytes();
+        assert_eq!(last_lines(printed, 1), [" ]0;title  fail 31m: ключ"]);
+        assert_eq!(last_lines(printed, 9).len(), 2, "what says nothing is no line");
+        assert!(last_lines(printed, 0).is_empty());
+        assert_eq!(last_lines(b"a\xff\x1bb", 1), ["a\u{fffd} b"]);
+    }
 
     #[test]
     fn of_what_a_copy_prints_the_last_is_kept() {
