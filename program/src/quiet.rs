@@ -245,7 +245,7 @@ waits.poll()
         let mut program = program("pass");
         program.wait().expect("it ends");
         let error = epolls_of(program.id()).expect_err("it has ended");
-        assert!(has_ended(&error), "{error}");
+        assert!(has_gone(&error), "{error}");
     }
 
     #[test]

@@ -38,6 +38,8 @@ const PROGRAM: Pid = Pid::from_raw(2);
 const CHOOSING: &str = "choosing the next process id (a kernel without CONFIG_CHECKPOINT_RESTORE?)";
 /// Far beyond the ids of a program's processes, which count from 1; the least that a kernel's greatest id may be is above it.
 const FAR_PID: u32 = 30_000;
+/// So many ids are for who brings a copy.
+const BELOW_VISITORS: u32 = 1_000;
 
 /// Never returns to the keeper's code: its result is the process's end.
 pub(super) fn run(socket: BorrowedFd<'_>, spec: &Spec) -> Result<ExitCode, Failure> {
@@ -89,7 +91,10 @@ pub(super) fn await_copy(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
     // Before anything of the program is here: what it has open is opened anew, by its path, and would lie under what is put over it later.
     view::protect_proc()?;
     // Who brings the copy has ids of this namespace meanwhile: none that a process of the copy has.
-    last_pid.set(FAR_PID)?;
+    // Nor one that a person's command has; where this kernel takes no such number, another that is far away.
+    last_pid
+        .set(super::visit::first_id() - BELOW_VISITORS)
+        .or_else(|_| last_pid.set(FAR_PID))?;
     send(socket.as_fd(), &Heard::Vacant, &[]).map_err(failed("the tester's socket"))?;
     let adopted = match receive::<Go>(socket.as_fd()).map_err(failed("the tester's word"))? {
         Some((Go::Adopt(adopted), _)) => adopted,
