@@ -136,7 +136,10 @@ fn a_join() {
     let dumped = criu.dump(&place, folder.path());
     let saved = guard::save_written(&place, folder.path());
     let stood = last(&file(&first, "log"));
-    let rest = source.at_rest(&mut known, &mut write);
+    let over = source.at_rest(&mut known.clone(), Duration::ZERO, &mut |_, _| Ok(()));
+    let over = over.expect_err("no time is no time").to_string();
+    assert!(over.contains("too long"), "{over}");
+    let rest = source.at_rest(&mut known, Duration::from_secs(60), &mut write);
     let newest = guard::resume(&place, &mut |why| panic!("{why}"));
     dumped.expect("a dump");
     saved.expect("what it has written");

@@ -4,7 +4,8 @@
 //! Flow:       backup: `hashes_from` its image -> primary: `Source::differing`, while the program runs, until little is left -> it stands still,
 //!             `Source::at_rest` -> backup: `Target::write`, then `Target::end`.
 //! Invariants: 1. what `at_rest` yields, over what was sent before, is the image at one moment: nothing was written to the device between its
-//!             first and its last look, or it looks again; 2. (memory) one block at a time, and 16 bytes for each block of the image.
+//!             first and its last look, or it looks again; 2. (memory) one block at a time, and 16 bytes for each block of the image; 3. (time) the
+//!             program stands still for `at_rest` no longer than that is told, and for one block and one syncfs(2) more.
 //! Source:     lseek(2), SEEK_DATA; Documentation/block/stat.rst; ext4's EXT4_IOC_CHECKPOINT. Not here: the way there (`node`).
 
 use super::device::Figures;
@@ -16,6 +17,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 /// What is compared and sent as one.
 pub const BLOCK_BYTES: usize = 64 << 10;
@@ -58,7 +60,7 @@ pub fn hashes(image: &Image) -> Result<Vec<u128>, GuardError> {
 pub fn hashes_from(image: &Image, first: usize) -> Result<Vec<u128>, GuardError> {
     let left = count(&image.file)?.saturating_sub(first);
     let mut known = vec![NOTHING; PART_BLOCKS.min(left)];
-    walk(&image.file, first, &mut known, &mut |_, _| Ok(()))?;
+    walk(&image.file, first, &mut known, None, &mut |_, _| Ok(()))?;
     Ok(known)
 }
 
@@ -100,7 +102,7 @@ impl Source {
     /// # Errors
     /// Those of the file, and of `each`.
     pub fn differing(&self, known: &mut [u128], each: Each<'_>) -> Result<u64, GuardError> {
-        walk(&self.file, 0, known, each)
+        walk(&self.file, 0, known, None, each)
     }
 
     /// As `differing`, of those blocks that begin at `first`.
@@ -113,14 +115,15 @@ impl Source {
         known: &mut [u128],
         each: Each<'_>,
     ) -> Result<u64, GuardError> {
-        walk(&self.file, first, known, each)
+        walk(&self.file, first, known, None, each)
     }
 
-    /// As `differing`, of a program that stands still: invariant 1.
+    /// As `differing`, of a program that stands still, for so long at most: invariants 1 and 3.
     ///
     /// # Errors
-    /// Those, and where somebody goes on writing.
-    pub fn at_rest(&self, known: &mut [u128], each: Each<'_>) -> Result<u64, GuardError> {
+    /// Those, where somebody goes on writing, and where the time is over.
+    pub fn at_rest(&self, known: &mut [u128], most: Duration, each: Each<'_>) -> Result<u64, GuardError> {
+        let until = Instant::now() + most;
         let mut bytes = 0;
         for _ in 0..LOOKS {
             self.sync()?;
@@ -129,7 +132,7 @@ impl Source {
             // SAFETY: the kernel reads one number.
             let _ = unsafe { libc::ioctl(self.mounted.as_raw_fd(), EXT4_IOC_CHECKPOINT, &raw const flags) };
             let before = self.figures.writes().map_err(failed)?;
-            bytes += walk(&self.file, 0, known, each)?;
+            bytes += walk(&self.file, 0, known, Some(until), each)?;
             if before.is_some() && self.figures.writes().map_err(failed)? == before {
                 return Ok(bytes);
             }
@@ -204,12 +207,23 @@ fn hash_of(block: &[u8]) -> u128 {
     }
 }
 
-/// Those from `first` on that `known` is of. Holes are not read: an image is as long as its contents.
-fn walk(file: &File, first: usize, known: &mut [u128], each: Each<'_>) -> Result<u64, GuardError> {
+/// Those from `first` on that `known` is of, until then at most. Holes are not read: an image is as long as its contents.
+fn walk(
+    file: &File,
+    first: usize,
+    known: &mut [u128],
+    until: Option<Instant>,
+    each: Each<'_>,
+) -> Result<u64, GuardError> {
     let mut block = vec![0; BLOCK_BYTES];
     let mut sent = 0;
     let (mut number, end) = (first, first + known.len());
     while number < end {
+        if until.is_some_and(|until| Instant::now() >= until) {
+            return Err(GuardError::new(
+                "the image takes too long to be read while the program stands still: it is too large, or its disk too slow".to_owned(),
+            ));
+        }
         let data = next_data(file, number)?.unwrap_or(end).min(end);
         // What was there before, and is a hole now.
         block.fill(0);

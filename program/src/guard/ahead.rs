@@ -30,6 +30,8 @@ const BELOW: &str = "images/parent";
 const FIRST: u32 = 2;
 /// What is read at once: it fits into a core's cache, with what it is compared to.
 const PIECE_BYTES: usize = 128 << 10;
+/// More than any server forks that is worth a second copy.
+const MOST_PROCESSES: usize = 8192;
 /// A thread that waits for a disk stops when it has been served.
 const STILL_WITHIN: Duration = Duration::from_secs(5);
 /// A thread that waits for its child is one that waits for nothing else for so long.
@@ -85,7 +87,9 @@ impl Place {
         let images = folder.join(BELOW);
         fs::create_dir_all(&images).map_err(failed(STEP))?;
         let mut processes = Vec::new();
-        for process in own(&self.numbers()?) {
+        let numbers = self.numbers()?;
+        are_few(&numbers)?;
+        for process in own(&numbers) {
             if process.reads_behind().unwrap_or(false) {
                 return Err(GuardError(format!(
                     "{STEP}: the kernel reads for the program while that goes on (io_setup)"
@@ -117,6 +121,7 @@ impl Place {
         let until = Instant::now() + STILL_WITHIN;
         let mut again = Instant::now() + AGAIN_AFTER;
         let mut numbers = self.numbers()?;
+        are_few(&numbers)?;
         let mut processes = own(&numbers);
         while !processes.iter().all(Process::stands_still) {
             let now = Instant::now();
@@ -139,6 +144,16 @@ impl Place {
         }
         family::is_whole(&numbers)?;
         Ok(Still(processes))
+    }
+}
+
+/// Each takes some descriptors of the daemon's, which all its VMs have to share.
+fn are_few(numbers: &[u32]) -> Result<(), GuardError> {
+    match numbers.len() {
+        0..=MOST_PROCESSES => Ok(()),
+        many => Err(GuardError(format!(
+            "the program has {many} processes, and of more than {MOST_PROCESSES} no copy is made ('tasks' in its file limits them)"
+        ))),
     }
 }
 
@@ -396,6 +411,13 @@ mod tests {
     use super::*;
 
     const PAGE: usize = PAGE_BYTES as usize;
+
+    #[test]
+    fn a_program_of_too_many_processes_is_told_so() {
+        assert!(are_few(&vec![7; MOST_PROCESSES]).is_ok());
+        let why = are_few(&vec![7; MOST_PROCESSES + 1]).unwrap_err().to_string();
+        assert!(why.contains("8193 processes") && why.contains("'tasks'"), "{why}");
+    }
 
     #[test]
     fn pages_that_are_alike_are_found_among_others() {

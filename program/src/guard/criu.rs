@@ -72,7 +72,9 @@ impl Criu {
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         judge(&said, &release).map_err(unfit)?;
         let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        is_unfiltered(&own).map_err(unfit)?;
+        is_unfiltered(&own)
+            .and_then(|()| may_set_clocks(&own))
+            .map_err(unfit)?;
         Ok(Self { path })
     }
 
@@ -372,6 +374,12 @@ enum Unfit {
          /usr/share/dunlin/programs.conf into /etc/systemd/system/dunlin.service.d and restart it"
     )]
     Filtered,
+    /// So it is here.
+    #[error(
+        "CRIU cannot bring a copy of a running program: this daemon has no CAP_SYS_TIME, which sets the clocks of a copy's time namespace \
+         (/usr/share/dunlin/programs.conf gives it to the package's service)"
+    )]
+    NoClocks,
 }
 
 fn unfit(why: Unfit) -> GuardError {
@@ -407,6 +415,17 @@ fn is_unfiltered(status: &str) -> Result<(), Unfit> {
     }
 }
 
+/// By time_namespaces(7): the program's monotonic clock goes on in a copy.
+fn may_set_clocks(status: &str) -> Result<(), Unfit> {
+    const SYS_TIME: u64 = 1 << 25;
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    match effective {
+        Some(effective) if effective & SYS_TIME == 0 => Err(Unfit::NoClocks),
+        _ => Ok(()),
+    }
+}
+
 /// The first two numbers of a version.
 fn numbers(version: &str) -> (u32, u32) {
     let mut numbers = version
@@ -434,6 +453,11 @@ mod tests {
         assert!(
             is_unfiltered("Name:\tdunlin\n").is_ok(),
             "a kernel without seccomp"
+        );
+        assert!(may_set_clocks("CapEff:\t000001ffffffffff\n").is_ok());
+        assert_eq!(
+            may_set_clocks("CapEff:\t000001fffdffffff\n"),
+            Err(Unfit::NoClocks)
         );
         let why = is_unfiltered("Seccomp:\t2\n").unwrap_err().to_string();
         assert!(why.contains("programs.conf") && !why.contains('\n'), "{why}");

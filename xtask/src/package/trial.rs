@@ -1,12 +1,13 @@
 //! The package on Debian machines that run systemd: from a person's first ten minutes to the purge.
 //!
-//! * **Decides:** nothing; what must hold is in [`minutes`], [`care`], [`upgrade`] and [`alone`].
+//! * **Decides:** nothing; what must hold is in [`minutes`], [`care`], [`beyond`], [`upgrade`] and [`alone`].
 //! * **Flow:** a testbed of three hosts and a client -> a Debian root on each, booted ([`machine`]), the first with a VM of libvirt's ([`libvirt`]) -> a
-//!   cluster on fresh hosts -> keys and roles -> purged everywhere -> a cluster of an older version, upgraded -> purged -> one host alone.
+//!   cluster on fresh hosts -> keys and roles -> speculation and a program -> purged everywhere -> a cluster of an older version, upgraded -> purged -> one host alone.
 //! * **Invariants:** what the testbed made goes with it, however this ends.
 //! * **Not here:** a VM's life in all its turns (the scenarios).
 
 mod alone;
+mod beyond;
 mod care;
 mod libvirt;
 mod machine;
@@ -23,6 +24,7 @@ use anyhow::{Context, Result, ensure};
 use dunlin_vmtest::testbed::{Testbed, TestbedSpec};
 
 use crate::accel::Accel;
+use crate::criu;
 use crate::setup;
 use machine::Machine;
 
@@ -46,6 +48,7 @@ pub fn run(debs: &Debs<'_>, transcript: &Path) -> Result<()> {
     let begun = Instant::now();
     let say = |line: &str| println!("package: [{:5.1} s] {line}", begun.elapsed().as_secs_f64());
     setup::install(&PACKAGES)?;
+    criu::ensure()?;
     let (_, image) = Accel::tcg().choose()?;
     let testbed = Testbed::new(&TestbedSpec::three_hosts())?;
     let (plain, with_libvirt) = (machine::archive(&[])?, machine::archive(&libvirt::PACKAGES)?);
@@ -73,6 +76,7 @@ pub fn run(debs: &Debs<'_>, transcript: &Path) -> Result<()> {
     say(&format!("{counted}: {}", transcript.display()));
     ensure!(counted.minutes <= 10.0, "that is more than ten minutes");
     care::run(&testbed, &machines, &say).context("keys, roles and a request for help")?;
+    beyond::run(&testbed, &machines, &say)?;
     three::leave(&machines, "shop").context("the package is taken away again")?;
     say("the VM is down, the services ended cleanly, and the purge left nothing");
 
@@ -83,7 +87,7 @@ pub fn run(debs: &Debs<'_>, transcript: &Path) -> Result<()> {
         machine.off()?;
     }
     println!(
-        "package: ten minutes, keys, upgrades and {steps} steps on one host passed in {:.0} s",
+        "package: ten minutes, keys, speculation, a program, upgrades and {steps} steps on one host passed in {:.0} s",
         begun.elapsed().as_secs_f64()
     );
     Ok(())

@@ -45,6 +45,8 @@ pub(super) const MOST_LEFT_BYTES: u64 = 256 << 20;
 
 /// Where it lies.
 const LEFT: &str = "data.blocks";
+/// The program stands still, and its clients wait.
+const AT_REST: Duration = Duration::from_secs(60);
 /// The other host writes what was sent ahead to its disk.
 const ON_DISK_WITHIN: Duration = Duration::from_secs(60);
 /// The next piece of an image, which is read while others wait for the same disk.
@@ -132,7 +134,7 @@ pub(super) fn save(source: &Source, known: &mut [u128], folder: &Path) -> Result
     let file = File::create(folder.join(LEFT)).map_err(|error| DataError::Image(failed(error)))?;
     let mut file = BufWriter::new(file);
     let (mut left, mut record) = (MOST_LEFT_BYTES, Vec::with_capacity(RECORD_BYTES));
-    let saved = source.at_rest(known, &mut |number, bytes| {
+    let saved = source.at_rest(known, AT_REST, &mut |number, bytes| {
         left = left
             .checked_sub(BLOCK_BYTES as u64)
             .ok_or_else(|| GuardError::of("the image", &"it is written to faster than it can be copied"))?;
