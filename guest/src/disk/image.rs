@@ -22,7 +22,11 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
+
+/// Much longer than a process takes from its beginning until it executes something.
+const STARTS_WITHIN: Duration = Duration::from_millis(500);
 
 /// An open, locked image.
 #[derive(Debug)]
@@ -170,9 +174,9 @@ impl Image {
             Some(libc::EBUSY) => in_use(),
             _ => failed(error),
         })?;
-        lock(&file, read_only).map_err(|error| match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::EACCES) => in_use(),
-            _ => failed(error),
+        lock_soon(&file, read_only).map_err(|error| match is_locked(&error) {
+            true => in_use(),
+            false => failed(error),
         })?;
         let size_bytes = io::Seek::seek(&mut file, io::SeekFrom::End(0)).map_err(failed)?;
         if size_bytes == 0 {
@@ -319,6 +323,24 @@ impl Image {
         }
         Ok(out)
     }
+}
+
+/// As `lock`. A process that this one is just starting has all of its descriptors, those too that were closed here a moment ago, and with them
+/// their locks, until it executes something.
+fn lock_soon(file: &File, read_only: bool) -> io::Result<()> {
+    let until = Instant::now() + STARTS_WITHIN;
+    loop {
+        match lock(file, read_only) {
+            Err(error) if is_locked(&error) && Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            locked => return locked,
+        }
+    }
+}
+
+fn is_locked(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
 }
 
 /// I1. An open-file-description lock on the whole file: it ends with the descriptor, so a SIGKILL leaves nothing behind,

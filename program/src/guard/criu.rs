@@ -73,7 +73,7 @@ impl Criu {
         judge(&said, &release).map_err(unfit)?;
         let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
         is_unfiltered(&own)
-            .and_then(|()| may_set_clocks(&own))
+            .and_then(|()| has_capabilities(&own))
             .map_err(unfit)?;
         Ok(Self { path })
     }
@@ -376,10 +376,10 @@ enum Unfit {
     Filtered,
     /// So it is here.
     #[error(
-        "CRIU cannot bring a copy of a running program: this daemon has no CAP_SYS_TIME, which sets the clocks of a copy's time namespace \
-         (/usr/share/dunlin/programs.conf gives it to the package's service)"
+        "CRIU cannot bring a copy of a running program: this daemon has no {0} (/usr/share/dunlin/programs.conf gives it to the package's \
+         service)"
     )]
-    NoClocks,
+    Lacks(&'static str),
 }
 
 fn unfit(why: Unfit) -> GuardError {
@@ -415,14 +415,18 @@ fn is_unfiltered(status: &str) -> Result<(), Unfit> {
     }
 }
 
-/// By time_namespaces(7): the program's monotonic clock goes on in a copy.
-fn may_set_clocks(status: &str) -> Result<(), Unfit> {
-    const SYS_TIME: u64 = 1 << 25;
+/// What CRIU needs of the daemon's capabilities, besides those that every program needs: a process gets its flags back (capabilities(7), "securebits"),
+/// and its monotonic clock goes on (time_namespaces(7)).
+const NEEDS: [(&str, u32); 2] = [("CAP_SETPCAP", 8), ("CAP_SYS_TIME", 25)];
+
+/// Whether whoever has this status has all of them.
+fn has_capabilities(status: &str) -> Result<(), Unfit> {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    match effective {
-        Some(effective) if effective & SYS_TIME == 0 => Err(Unfit::NoClocks),
-        _ => Ok(()),
+    let lacks = |(_, number): &(&str, u32)| effective.is_some_and(|has| has >> number & 1 == 0);
+    match NEEDS.into_iter().find(lacks) {
+        Some((name, _)) => Err(Unfit::Lacks(name)),
+        None => Ok(()),
     }
 }
 
@@ -454,11 +458,10 @@ mod tests {
             is_unfiltered("Name:\tdunlin\n").is_ok(),
             "a kernel without seccomp"
         );
-        assert!(may_set_clocks("CapEff:\t000001ffffffffff\n").is_ok());
-        assert_eq!(
-            may_set_clocks("CapEff:\t000001fffdffffff\n"),
-            Err(Unfit::NoClocks)
-        );
+        assert_eq!(has_capabilities("CapEff:\t000001ffffffffff\n"), Ok(()));
+        let lacks = |status: &str| has_capabilities(status).unwrap_err().to_string();
+        assert!(lacks("CapEff:\t000001fffdffffff\n").contains("no CAP_SYS_TIME"));
+        assert!(lacks("CapEff:\t000001fffffffeff\n").contains("no CAP_SETPCAP"));
         let why = is_unfiltered("Seccomp:\t2\n").unwrap_err().to_string();
         assert!(why.contains("programs.conf") && !why.contains('\n'), "{why}");
     }

@@ -249,8 +249,13 @@ mod tests {
             .arg("60")
             .spawn()
             .expect("begun");
-        let name = fs::read(format!("/proc/{}/comm", child.id())).expect("its name");
-        assert!(std::str::from_utf8(&name).is_err(), "{name:?}");
+        // It is begun a moment before it has its name.
+        let until = Instant::now() + Duration::from_secs(10);
+        let name = || fs::read(format!("/proc/{}/comm", child.id())).expect("its name");
+        while std::str::from_utf8(&name()).is_ok() {
+            assert!(Instant::now() < until, "{:?}", name());
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let process = Process::of(child.id()).expect("it runs");
         assert_eq!(process.states().len(), 1);
         assert!(!process.stands_still(), "it sleeps, and is not stopped");
