@@ -21,7 +21,7 @@ dunlin version | sed 's/^/> /'"#,
     (
         "has manual pages, completions and a file of settings that Debian guards",
         r"
-man -w dunlin dunlin-up dunlin-failover
+man -w dunlin dunlin-up dunlin-switchover
 man dunlin | grep 'dunlin switchover redis'
 bash -c 'source /usr/share/bash-completion/bash_completion 2>/dev/null; source /usr/share/bash-completion/completions/dunlin; complete -p dunlin'
 test -s /usr/share/zsh/vendor-completions/_dunlin
