@@ -10,6 +10,7 @@
 //! Not here:   what is unchanged (`guard::ahead`).
 
 use super::waited::{Signals, Waited, go_on, wait, wait_for};
+use crate::proc::text;
 use nix::errno::Errno;
 use nix::sys::ptrace;
 use nix::unistd::Pid;
@@ -185,8 +186,7 @@ const MOST_VDSO_BYTES: u64 = 1 << 20;
 
 /// Where a system call is made in its vDSO.
 fn instruction(process: u32) -> io::Result<u64> {
-    let maps = fs::read(format!("/proc/{process}/maps"))?;
-    let maps = String::from_utf8_lossy(&maps);
+    let maps = text(format!("/proc/{process}/maps"))?;
     // Its whole name: a file may be called so, in a folder.
     let line = maps
         .lines()
