@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use daemon::{Host, OPERATOR, ROOT, STRANGER, User, VIEWER};
 use dunlin_fabric::keys::person::{self, PersonRole};
 use dunlin_fabric::keys::{self, Authority, KeyedCert};
-use dunlin_vmtest::is_root;
+use dunlin_vmtest::{free_address, is_root};
 use http::{Said, request};
 use serde_json::json;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -45,7 +45,7 @@ struct Served {
 impl Served {
     fn start(more: &str) -> Result<Self> {
         let mut host = Host::new()?;
-        let api = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let api = free_address()?;
         host.configure(&format!("page = \"off\"\napi = \"{api}\"\n{more}"))?;
         let folder = host.file().parent().context("its folder")?.to_owned();
         let all = folder.parent().context("the cluster's")?;
@@ -463,7 +463,7 @@ fn who_only_connects_keeps_no_person_out() -> Result<()> {
 #[test]
 fn it_is_off_unless_host_toml_says_where_and_needs_certificates() -> Result<()> {
     let mut host = Host::new()?;
-    let api = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let api = free_address()?;
     host.configure("page = \"off\"")?;
     host.start()?;
     ensure!(TcpStream::connect(api).is_err());

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
-use std::net::TcpListener;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE};
 use daemon::{Host, ROOT};
+use dunlin_vmtest::free_address;
 
 #[path = "common/daemon.rs"]
 #[allow(dead_code, reason = "other tests use the rest of it")]
@@ -161,7 +161,7 @@ fn keys_the_authoritys_key_tokens_and_where_events_go_are_in_no_form_in_a_bundle
     // As on the first host of a cluster.
     let authority = etc.join("../ca-key.pem");
     fs::copy(&authority, etc.join("ca-key.pem"))?;
-    let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let metrics = free_address()?;
     host.configure(&format!(
         "notify_url = \"http://127.0.0.1:9{HOOK}\"\nmetrics = \"{metrics}\""
     ))?;

@@ -1,11 +1,12 @@
 //! The port for metrics, before whoever reaches it: nothing that is said there ends the daemon, or keeps others from asking.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use daemon::Host;
+use dunlin_vmtest::free_address;
 
 #[path = "common/callers.rs"]
 mod callers;
@@ -25,7 +26,7 @@ struct Served {
 impl Served {
     fn start() -> Result<Self> {
         let mut host = Host::new()?;
-        let metrics = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let metrics = free_address()?;
         host.configure(&format!("page = \"off\"\nmetrics = \"{metrics}\""))?;
         host.start()?;
         Ok(Self { _host: host, metrics })

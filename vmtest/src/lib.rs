@@ -28,7 +28,34 @@ pub mod scenario;
 pub mod testbed;
 pub mod traces;
 
+use std::hash::{BuildHasher, RandomState};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+
+use anyhow::{Context, Result};
+
 /// Whether this process runs as root, which network namespaces need.
 pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
+}
+
+/// An address of this machine at which nobody listens now, for a process that is to listen there.
+///
+/// Not one that the kernel chose: any connection of this machine might have that port before the process does.
+pub fn free_address() -> Result<SocketAddr> {
+    const TRIES: u64 = 100;
+    // Above those that services are known by, below those that Linux gives to connections.
+    const PORTS: std::ops::Range<u16> = 10_000..32_000;
+    let chance = RandomState::new();
+    (0..TRIES)
+        .map(|attempt| {
+            let offset = chance.hash_one(attempt) % u64::from(PORTS.end - PORTS.start);
+            SocketAddr::from((
+                Ipv4Addr::LOCALHOST,
+                PORTS.start + u16::try_from(offset).unwrap_or_default(),
+            ))
+        })
+        .find(|address| TcpListener::bind(address).is_ok())
+        .with_context(|| {
+            format!("none of {TRIES} ports of this machine is free: see who listens with 'ss -ltn'")
+        })
 }

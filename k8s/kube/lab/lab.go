@@ -87,27 +87,16 @@ func (plane *Plane) write(t testing.TB, name string, data []byte) {
 	}
 }
 
-// ports returns some that are free now.
-func ports(count int) ([]int, error) {
-	var free []int
-	for len(free) < count {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		// Kept until all are found, so that no two are the same.
-		defer listener.Close()
-		free = append(free, listener.Addr().(*net.TCPAddr).Port)
-	}
-	return free, nil
-}
-
 func (plane *Plane) begin(t testing.TB, try int) error {
-	free, err := ports(3)
+	free, err := testbed.FreeAddresses(3)
 	if err != nil {
 		return err
 	}
-	store, peers := fmt.Sprintf("http://127.0.0.1:%d", free[0]), fmt.Sprintf("http://127.0.0.1:%d", free[1])
+	_, port, err := net.SplitHostPort(free[2])
+	if err != nil {
+		return err
+	}
+	store, peers := "http://"+free[0], "http://"+free[1]
 	etcd, err := testbed.Start(t, nil, Tool(t, "etcd"), "--data-dir", filepath.Join(plane.dir, fmt.Sprintf("etcd-%d", try)), "--log-level", "error",
 		"--listen-client-urls", store, "--advertise-client-urls", store,
 		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers)
@@ -116,7 +105,7 @@ func (plane *Plane) begin(t testing.TB, try int) error {
 	}
 	server, err := testbed.Start(t, nil, Tool(t, "kube-apiserver"), "--etcd-servers", store, "--bind-address", "127.0.0.1",
 		"--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none",
-		"--secure-port", fmt.Sprint(free[2]), "--cert-dir", filepath.Join(plane.dir, "certificates"),
+		"--secure-port", port, "--cert-dir", filepath.Join(plane.dir, "certificates"),
 		"--token-auth-file", filepath.Join(plane.dir, "tokens.csv"), "--authorization-mode", "RBAC",
 		"--service-account-issuer", "https://lab.invalid", "--service-account-key-file", filepath.Join(plane.dir, "accounts.pem"),
 		"--service-account-signing-key-file", filepath.Join(plane.dir, "accounts.pem"), "--service-cluster-ip-range", "10.0.0.0/24",
@@ -125,7 +114,7 @@ func (plane *Plane) begin(t testing.TB, try int) error {
 	if err != nil {
 		return err
 	}
-	plane.address = fmt.Sprintf("https://127.0.0.1:%d", free[2])
+	plane.address = "https://" + free[2]
 	client, err := kubernetes.NewForConfig(plane.Config())
 	if err != nil {
 		return err

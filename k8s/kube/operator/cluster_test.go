@@ -3,7 +3,6 @@ package operator_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -61,12 +60,11 @@ func beginWith(t *testing.T, lostAfter string, more ...string) *cluster {
 	}
 	cluster.api = api
 	cluster.guest()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := testbed.FreeAddresses(1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cluster.metrics = listener.Addr().String()
-	listener.Close()
+	cluster.metrics = free[0]
 	cluster.hosts.Start(t)
 	lab.BeginLog(t, cluster.hosts)
 	// A scheduler that asks a daemon without the log ends.

@@ -187,6 +187,17 @@ func TestCopiesStayWhereAllNodesAreSilent(t *testing.T) {
 			}
 		}
 	}
+	// The spare node is the first to fall silent, or a copy of another node would rightly go there.
+	spare := nodes[slices.IndexFunc(nodes, func(node string) bool {
+		for name := range before {
+			if cluster.pod(name).Spec.NodeName == node {
+				return false
+			}
+		}
+		return true
+	})]
+	cluster.setReady(spare, v1.ConditionUnknown)
+	cluster.agreedUntil("the spare node is gone", func(state *allocation.State) bool { return len(state.Nodes) == len(nodes)-1 })
 	for _, name := range nodes {
 		cluster.setReady(name, v1.ConditionUnknown)
 	}

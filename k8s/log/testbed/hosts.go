@@ -1,6 +1,8 @@
 package testbed
 
 import (
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -22,17 +24,32 @@ var names = []string{"a", "b", "c"}
 // OnLoopback makes their files; the daemons share this machine's network. None is started.
 func OnLoopback(t testing.TB) *Hosts {
 	t.Helper()
-	var addresses []string
-	for range names {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		// Kept until all have one, so that no two are the same.
-		defer listener.Close()
-		addresses = append(addresses, listener.Addr().String())
+	addresses, err := FreeAddresses(len(names))
+	if err != nil {
+		t.Fatal(err)
 	}
 	return newHosts(t, nil, names, addresses)
+}
+
+// FreeAddresses are those of this machine, all different, at which nobody listens now, for processes that are to listen there. They are not of the ports
+// that the kernel chooses: any connection of this machine might have such a port before the process does.
+func FreeAddresses(count int) ([]string, error) {
+	// Above those that services are known by, below those that Linux gives to connections.
+	const first, end, tries = 10_000, 32_000, 100
+	var free []string
+	for try := 0; try < tries && len(free) < count; try++ {
+		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(end-first)))
+		if err != nil {
+			continue
+		}
+		// Kept until all are found, so that no two are the same.
+		defer listener.Close()
+		free = append(free, listener.Addr().String())
+	}
+	if len(free) < count {
+		return nil, fmt.Errorf("%d of %d ports that were tried are free, and %d are needed: see who listens with 'ss -ltn'", len(free), tries, count)
+	}
+	return free, nil
 }
 
 // Apart makes their files; each daemon has a network of its own, with a bridge br0 that a VM's cards join. Beside the three there are as many as are named.

@@ -3,13 +3,13 @@
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use anyhow::{Context, Result, ensure};
+use dunlin_vmtest::free_address;
 
 /// Users and groups that every Debian has: name, uid, gid.
 pub const OPERATOR: (&str, u32, u32) = ("games", 5, 60);
@@ -43,7 +43,7 @@ impl Host {
             .status()?;
         ensure!(copied.success(), "cp: {copied}");
         fs::set_permissions(&binary, Permissions::from_mode(0o755))?;
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_address()?.port();
         let made = Command::new(&binary)
             .arg("init")
             .arg(folder.path().join("etc"))
