@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -114,6 +115,11 @@ func whole(t *testing.T, client kubernetes.Interface, set *apps.DaemonSet) {
 			values[key] = value
 		}
 	}
+	for _, variable := range one.Env {
+		if from := variable.ValueFrom; from != nil && from.FieldRef != nil && from.FieldRef.FieldPath == "metadata.namespace" {
+			values[variable.Name] = set.Namespace
+		}
+	}
 	var arguments []string
 	for _, argument := range one.Args {
 		arguments = append(arguments, regexp.MustCompile(`\$\(([A-Z_]+)\)`).ReplaceAllStringFunc(argument, func(variable string) string {
@@ -142,6 +148,38 @@ func whole(t *testing.T, client kubernetes.Interface, set *apps.DaemonSet) {
 		}
 	}
 	t.Error("nobody says which node's operator it is")
+}
+
+// An overlay that puts all of it into another namespace leaves nothing where it was: no binding, no account, no file.
+func TestANamespaceOfOnesOwnHasAllOfIt(t *testing.T) {
+	base, err := filepath.Abs(overlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := t.TempDir()
+	// From a folder behind a link a relative path would lead elsewhere.
+	if folder, err = filepath.EvalSymlinks(folder); err != nil {
+		t.Fatal(err)
+	}
+	if base, err = filepath.Rel(folder, base); err != nil {
+		t.Fatal(err)
+	}
+	own := "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nnamespace: ours\nresources: [ " + base + " ]\n"
+	if err := os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(own), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	said, err := exec.Command(lab.Tool(t, "kubectl"), "kustomize", folder).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	for number, line := range strings.Split(string(said), "\n") {
+		if strings.Contains(line, "dunlin-system") {
+			t.Errorf("line %d is of another namespace: %s", number+1, line)
+		}
+	}
+	if !strings.Contains(string(said), "--namespace=$(NAMESPACE)") || len(lab.Objects(t, said)) == 0 {
+		t.Errorf("operators elect one of them in another namespace: %s", said)
+	}
 }
 
 // treesVersion is what images are tagged with.

@@ -23,8 +23,9 @@ import (
 // dry is whatever would be changed: the server judges it, and keeps nothing.
 var dry = []string{metav1.DryRunAll}
 
-// podsOf are Pods as an account of Dunlin's may change them, and as an administrator may. What others may not do with them a policy says.
-func podsOf(t *testing.T, account lab.Account) (own, admin corev1.PodInterface, policy string) {
+// podsOf are Pods as an account of Dunlin's may change them, as one of that name in another namespace may that has all rights, and as an administrator
+// may. What others may not do with them a policy says.
+func podsOf(t *testing.T, account lab.Account) (own, elsewhere, admin corev1.PodInterface, policy string) {
 	t.Helper()
 	plane := lab.Begin(t)
 	plane.Install(t)
@@ -36,8 +37,9 @@ func podsOf(t *testing.T, account lab.Account) (own, admin corev1.PodInterface, 
 		}
 		return client.CoreV1().Pods("default")
 	}
-	who := "system:serviceaccount:dunlin-system:" + string(account)
-	return of(plane.As(who, "system:serviceaccounts", "system:authenticated")), of(plane.Config()), string(account) + "-pods"
+	const accounts = "system:serviceaccount:"
+	own = of(plane.As(accounts+"dunlin-system:"+string(account), "system:serviceaccounts", "system:authenticated"))
+	return own, of(plane.As(accounts+"ours:"+string(account), "system:masters")), of(plane.Config()), string(account) + "-pods"
 }
 
 // denies says whether a policy has refused something.
@@ -70,7 +72,7 @@ func standing() *v1.Pod {
 
 // Whoever has an operator's token can do no more with it. What operators need is what all tests with operators have of these rights.
 func TestTheOperatorHasOnlyPodsThatStandForCopies(t *testing.T) {
-	pods, admin, policy := podsOf(t, lab.OperatorAccount)
+	pods, elsewhere, admin, policy := podsOf(t, lab.OperatorAccount)
 	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
 	create := func(change func(*v1.Pod)) error {
@@ -151,6 +153,9 @@ func TestTheOperatorHasOnlyPodsThatStandForCopies(t *testing.T) {
 	if err := pods.Delete(ctx, "ordinary", metav1.DeleteOptions{DryRun: dry}); !denies(err, policy) {
 		t.Errorf("somebody else's Pod is deleted; it said: %v", err)
 	}
+	if err := elsewhere.Delete(ctx, "ordinary", metav1.DeleteOptions{DryRun: dry}); !denies(err, policy) {
+		t.Errorf("somebody else's Pod is deleted by operators of another namespace; it said: %v", err)
+	}
 	if err := pods.Delete(ctx, "shop-0", metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
 		t.Errorf("its own Pod: %v", err)
 	}
@@ -169,7 +174,7 @@ func changes(t *testing.T, pods corev1.PodInterface, policy, name string, all ma
 
 // The same of a scheduler's token.
 func TestTheSchedulerChangesOnlyCopiesClaims(t *testing.T) {
-	pods, admin, policy := podsOf(t, lab.SchedulerAccount)
+	pods, elsewhere, admin, policy := podsOf(t, lab.SchedulerAccount)
 	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
 	critical := lab.Pod("critical", "1", "64Mi")
@@ -196,5 +201,8 @@ func TestTheSchedulerChangesOnlyCopiesClaims(t *testing.T) {
 		if err := pods.Delete(ctx, name, metav1.DeleteOptions{DryRun: dry}); may && err != nil || !may && !denies(err, policy) {
 			t.Errorf("Pod '%s' may be deleted: %v; it said: %v", name, may, err)
 		}
+	}
+	if err := elsewhere.Delete(ctx, "critical", metav1.DeleteOptions{DryRun: dry}); !denies(err, policy) {
+		t.Errorf("a critical Pod is deleted by schedulers of another namespace; it said: %v", err)
 	}
 }

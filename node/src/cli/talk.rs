@@ -225,27 +225,41 @@ pub fn verify_disk(socket: &Path, vm: String, repair: bool) -> Result<ExitCode> 
     Ok(print(&answer))
 }
 
-/// Shuts a VM down and waits until this host has forgotten it.
+/// Shuts a VM or program down and waits until this host has forgotten it.
 pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode> {
+    let here = status(socket)?;
+    let is_program = here
+        .vms
+        .iter()
+        .any(|here| here.name == vm && here.program.is_some());
+    let what = format!("{} '{vm}'", if is_program { "program" } else { "VM" });
     let teller = Teller::new()?;
     teller.waits(&match (now, force) {
-        (_, true) => format!("VM '{vm}' is taken away from this host"),
-        (true, false) => format!("VM '{vm}' is being ended on its hosts"),
-        (false, false) => format!("VM '{vm}' is asked to switch itself off"),
+        (_, true) => format!("{what} is taken away from this host"),
+        (true, false) => format!("{what} is being ended on its hosts"),
+        (false, false) if is_program => format!("{what} is asked to end"),
+        (false, false) => format!("{what} is asked to switch itself off"),
     });
-    let answer = end(socket, vm, now, force, &teller)?;
+    let answer = end(socket, vm, &what, now, force, &teller)?;
     drop(teller);
     match answer {
         Some(answer) => Ok(print(&answer)),
         None => {
-            println!("VM '{vm}' is down");
+            println!("{what} is down");
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
 /// Has it ended; the daemon's answer where that says more than that it is down. A host that takes over meanwhile is asked again.
-fn end(socket: &Path, vm: &str, now: bool, force: bool, teller: &Teller) -> Result<Option<Answer>> {
+fn end(
+    socket: &Path,
+    vm: &str,
+    what: &str,
+    now: bool,
+    force: bool,
+    teller: &Teller,
+) -> Result<Option<Answer>> {
     let request = Request::Down {
         vm: vm.to_owned(),
         now,
@@ -279,8 +293,8 @@ fn end(socket: &Path, vm: &str, now: bool, force: bool, teller: &Teller) -> Resu
         if let Some(here) = here {
             let host = &status.host;
             teller.waits(&match here.state {
-                State::Stopped => format!("host '{host}' puts away what is left of VM '{vm}'"),
-                _ => format!("VM '{vm}' ends; on host '{host}' it is {}", here.state_in_words()),
+                State::Stopped => format!("host '{host}' puts away what is left of {what}"),
+                _ => format!("{what} ends; on host '{host}' it is {}", here.state_in_words()),
             });
         }
         Ok(here.map(|here| (here.term, here.state == State::Failed)))
