@@ -16,6 +16,8 @@ pub enum Answer {
     Progress(Progress),
     /// What this host holds of a VM.
     Standing(Standing),
+    /// What a VM has left here.
+    LastLife(LastLife),
     /// Something that was looked at for `Check`.
     Found(Found),
     /// How a host of the cluster is.
@@ -88,6 +90,7 @@ impl Answer {
                 | Self::Exited { .. }
                 | Self::Failed { .. }
                 | Self::Standing(_)
+                | Self::LastLife(_)
                 | Self::Report(_)
                 | Self::Keys(_)
         )
@@ -138,6 +141,19 @@ pub struct DiskStanding {
     pub primary: bool,
     /// The last sync that it holds whole.
     pub epoch: u64,
+}
+
+/// What a host remembers of a VM's images since the VM that had them last has ended there.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LastLife {
+    /// Which life of these images that was: each `up` begins one more. None, where this host remembers none of that one's images.
+    pub number: Option<u64>,
+    /// How new they were, in the order of the configuration. Empty: one of them could not be read.
+    pub disks: Vec<DiskStanding>,
+    /// All of them are as that life has left them.
+    pub untouched: bool,
+    /// Whoever had written to them since would be noticed; nobody is who writes to a block device.
+    pub sure: bool,
 }
 
 /// Who held a complete copy, as a host has noted it.

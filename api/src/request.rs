@@ -17,6 +17,9 @@ pub enum Request {
         text: String,
         /// The file's name, for messages.
         origin: String,
+        /// The host whose disks count, whatever others have.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        from: Option<String>,
     },
     /// Shut a VM down everywhere.
     Down {
@@ -179,6 +182,9 @@ pub enum Request {
         /// The group runs already, and is about to make this host a member.
         #[serde(default)]
         newcomer: bool,
+        /// Which life of its images begins.
+        #[serde(default)]
+        life: u64,
         /// The call that the VM's name is kept for.
         ticket: Ticket,
     },
@@ -200,6 +206,11 @@ pub enum Request {
     Standing {
         /// Which.
         vm: String,
+    },
+    /// Daemon to daemon: what has a VM left on these images when it ended on your host?
+    LastLife {
+        /// The text of the vm.toml that names them.
+        text: String,
     },
     /// Daemon to daemon: forget this VM.
     Remove {

@@ -68,6 +68,8 @@ pub enum DiskFormat {
     Raw,
     /// QEMU's format; a `qemu-storage-daemon` that we start shows it to us as raw.
     Qcow2,
+    /// The same, which may stand on another file.
+    BackedQcow2,
 }
 
 /// One network card.

@@ -130,6 +130,10 @@ enum Command {
         /// Do not wait until it is protected
         #[arg(long)]
         no_wait: bool,
+        /// Begin with this host's disks, whatever others have. Without it a VM that was ended ('dunlin down') boots where its
+        /// disks are the newest, and a VM whose hosts remember nothing on the first of its members
+        #[arg(long, value_name = "HOST")]
+        from: Option<String>,
     },
     /// Shows how this host's VMs are
     Status {
@@ -420,12 +424,13 @@ fn run(arguments: Arguments) -> Result<ExitCode> {
             journal::begin();
             daemon::run(&file).map(|()| ExitCode::SUCCESS)
         }
-        Command::Up { file, no_wait } => {
+        Command::Up { file, no_wait, from } => {
             let text = std::fs::read_to_string(&file)
                 .map_err(|error| daemon::BadInput(format!("{}: {error}", file.display())))?;
             let request = Request::Up {
                 text: text.clone(),
                 origin: file.display().to_string(),
+                from,
             };
             let code = talk::simple(socket, &request)?;
             if no_wait || code != ExitCode::SUCCESS {

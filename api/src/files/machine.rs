@@ -123,6 +123,10 @@ pub struct DiskTable {
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = DiskFormat::default)]
     pub format: DiskFormat,
+    /// The qcow2 image may stand on another file (its backing file), which the daemon opens as root, whatever the image names: for images
+    /// that you made yourself.
+    #[serde(default, skip_serializing_if = "super::is_default")]
+    pub backing: bool,
 }
 
 /// What is in a disk's image file.

@@ -92,6 +92,15 @@ pub enum ImageError {
         "disk {0} is to be served as qcow2, but {1}: install the package qemu-system-common (it has qemu-storage-daemon), or make the image raw with `qemu-img convert -O raw`"
     )]
     NoConverter(PathBuf, String),
+    /// Q3.
+    #[error(
+        "disk {0} is qcow2 on another file, {1}, which would be opened as root: make it whole with `qemu-img rebase -b \"\" {0}`, or, if you \
+         made it so yourself, say backing = true in its [[vm.disks]], with that file on both hosts"
+    )]
+    Backed(PathBuf, String),
+    /// Q3.
+    #[error("disk {0} is qcow2 that {1}: make it anew with `qemu-img convert -O qcow2`")]
+    Unfit(PathBuf, &'static str),
     /// The file is not what `format` says.
     #[error("disk {0} is {1}, and not raw: {2}")]
     NotRaw(PathBuf, &'static str, &'static str),
@@ -115,15 +124,15 @@ pub fn check(path: &Path, format: DiskFormat) -> Result<(), ImageError> {
             "make it raw with `qemu-img convert -O raw`",
         )),
         (DiskFormat::Raw, None) => Image::open(path, false, Arc::default(), None).map(drop),
-        (DiskFormat::Qcow2, Some("qcow2")) => {
+        (DiskFormat::Qcow2 | DiskFormat::BackedQcow2, Some("qcow2")) => {
             static CHECKS: AtomicU64 = AtomicU64::new(0);
             let number = CHECKS.fetch_add(1, Ordering::Relaxed);
             let at = std::env::temp_dir().join(format!("dunlin-check-{}-{number}", std::process::id()));
-            let looked = super::qcow2::Converter::start(path, &at, false);
+            let looked = super::qcow2::Converter::start(path, &at, false, format == DiskFormat::BackedQcow2);
             let _ = std::fs::remove_file(at);
             looked.map(drop)
         }
-        (DiskFormat::Qcow2, _) => Err(ImageError::Open(
+        (DiskFormat::Qcow2 | DiskFormat::BackedQcow2, _) => Err(ImageError::Open(
             path.into(),
             io::Error::new(
                 io::ErrorKind::InvalidData,

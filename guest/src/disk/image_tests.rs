@@ -166,3 +166,34 @@ fn a_pair_of_block_devices_is_replicated_and_kept_from_others() {
         (1, 3, 0)
     );
 }
+
+#[test]
+fn q3_no_file_is_opened_because_an_image_names_it() {
+    let dir = Dir::new("backed");
+    let secret = dir.0.join("secret.img");
+    std::fs::write(&secret, vec![7; 1 << 20]).unwrap();
+    let path = |name: &str| dir.0.join(name).to_str().unwrap().to_owned();
+    let (base, backed, apart) = (path("secret.img"), path("backed.qcow2"), path("apart.qcow2"));
+    run(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &backed],
+    );
+    let data = format!("data_file={},data_file_raw=on", path("data.raw"));
+    run(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "-o", &data, &apart, "1M"],
+    );
+    let refused = |image: &str, format| check(Path::new(image), format).unwrap_err().to_string();
+    let why = refused(&backed, DiskFormat::Qcow2);
+    assert!(why.contains(&base) && why.contains("backing = true"), "{why}");
+    for format in [DiskFormat::Qcow2, DiskFormat::BackedQcow2] {
+        let why = refused(&apart, format);
+        assert!(why.contains("has its data in another file"), "{why}");
+    }
+    if may_use("/dev/fuse") {
+        check(Path::new(&backed), DiskFormat::BackedQcow2).unwrap();
+    }
+    let lying = path("lying.qcow2");
+    std::fs::write(&lying, b"QFI\xfb and no more").unwrap();
+    assert!(!refused(&lying, DiskFormat::Qcow2).contains('\n'));
+}

@@ -80,7 +80,16 @@ impl Shared {
         let path = |what: &str| config.state_dir.join(format!("{}.{what}", config.name));
         let converter = match config.format {
             DiskFormat::Raw => None,
-            DiskFormat::Qcow2 => Some(Converter::start(&config.image, &path("raw"), config.read_only)?),
+            DiskFormat::Qcow2 | DiskFormat::BackedQcow2 => {
+                let may_be_backed = config.format == DiskFormat::BackedQcow2;
+                let raw = path("raw");
+                Some(Converter::start(
+                    &config.image,
+                    &raw,
+                    config.read_only,
+                    may_be_backed,
+                )?)
+            }
         };
         let raw = converter.as_ref().map_or(&*config.image, Converter::raw);
         let image = Image::open(raw, config.read_only, faults.clone(), Some(&config.name))?;

@@ -23,7 +23,7 @@ pub fn size_bytes(path: &Path, format: DiskFormat) -> io::Result<u64> {
     let mut file = File::open(path)?;
     match format {
         DiskFormat::Raw => file.seek(SeekFrom::End(0)),
-        DiskFormat::Qcow2 => {
+        DiskFormat::Qcow2 | DiskFormat::BackedQcow2 => {
             let (mut magic, mut size) = ([0; 4], [0; 8]);
             file.read_exact_at(&mut magic, 0)?;
             file.read_exact_at(&mut size, QCOW2_SIZE_AT)?;

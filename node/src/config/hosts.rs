@@ -17,6 +17,27 @@ use dunlin_core::units::ReplicaId;
 use toml_edit::{Array, DocumentMut, InlineTable, value};
 
 impl VmConfig {
+    /// The hosts that have a copy, in the file's order: the VM begins on the first.
+    pub fn members(&self) -> impl Iterator<Item = &str> {
+        let members = self.group.iter().filter(|host| !host.member.witness);
+        members.map(|host| host.name.as_str())
+    }
+
+    /// The file's text, in which that one of its members is the first.
+    ///
+    /// # Errors
+    /// It is no TOML any more.
+    pub fn begun_on(&self, first: &str) -> Result<String, ConfigError> {
+        let mut file: DocumentMut = self
+            .text
+            .parse()
+            .map_err(|error: toml_edit::TomlError| ConfigError::senseless(&self.name, error.to_string()))?;
+        let others = self.members().filter(|host| *host != first);
+        let members: Array = std::iter::once(first).chain(others).collect();
+        file["members"] = value(members);
+        Ok(file.to_string())
+    }
+
     /// All hosts that have, or had, a part, by their numbers.
     #[must_use]
     pub fn hosts(&self) -> Hosts {

@@ -68,12 +68,18 @@ pub fn vm_spec(name: &str, table: VmTable) -> VmSpec {
     }
 }
 
-fn disk_spec(DiskTable { path, format }: DiskTable) -> DiskSpec {
+fn disk_spec(table: DiskTable) -> DiskSpec {
+    let DiskTable {
+        path,
+        format,
+        backing,
+    } = table;
     DiskSpec {
         path,
-        format: match format {
-            files::DiskFormat::Raw => DiskFormat::Raw,
-            files::DiskFormat::Qcow2 => DiskFormat::Qcow2,
+        format: match (format, backing) {
+            (files::DiskFormat::Raw, _) => DiskFormat::Raw,
+            (files::DiskFormat::Qcow2, false) => DiskFormat::Qcow2,
+            (files::DiskFormat::Qcow2, true) => DiskFormat::BackedQcow2,
         },
     }
 }

@@ -69,7 +69,11 @@ impl Address {
             Request::Check { text, origin } => {
                 post("/api/v1/check", "", json!({"text": text, "origin": origin}))
             }
-            Request::Up { text, origin } => post("/api/v1/vms", "", json!({"text": text, "origin": origin})),
+            Request::Up { text, origin, from } => post(
+                "/api/v1/vms",
+                "",
+                json!({"text": text, "origin": origin, "from": from}),
+            ),
             Request::Failover { vm } => post("/api/v1/vms/{vm}/switchover", vm, json!({})),
             Request::Down { vm, now, force } => {
                 post("/api/v1/vms/{vm}/down", vm, json!({"now": now, "force": force}))
@@ -131,6 +135,7 @@ impl Address {
             | Request::Undo { .. }
             | Request::Left { .. }
             | Request::Standing { .. }
+            | Request::LastLife { .. }
             | Request::Remove { .. } => return None,
         })
     }
@@ -249,6 +254,7 @@ pub fn examples() -> Vec<Request> {
         Request::Up {
             text: text(),
             origin: vm(),
+            from: Some("b".to_owned()),
         },
         Request::Failover { vm: vm() },
         Request::Down {

@@ -8,7 +8,7 @@
 //! Invariants: 1. nothing is changed before the new host has said that it is there and can take part. 2. said again after it broke off in the middle,
 //! it goes on where it was.
 
-use super::{Daemon, peers, program, reservations};
+use super::{Daemon, peers, program, reservations, store};
 use crate::config::VmConfig;
 use crate::vm;
 use crate::vm::event::Command;
@@ -153,6 +153,7 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
     let request = Request::Install {
         text: config.text.to_string(),
         newcomer: true,
+        life: store::life(&daemon.host.state, &config.name),
         ticket,
     };
     match peers::ask(daemon, host, &request) {

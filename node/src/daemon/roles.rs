@@ -341,7 +341,7 @@ fn needed(request: &Request) -> Role {
         Request::Keys {
             ask: KeysStep::Show, ..
         } => Role::Viewer,
-        Request::Up { .. }
+        Request::Up { from: None, .. }
         | Request::Down { force: false, .. }
         | Request::Failover { .. }
         | Request::Policy { .. }
@@ -350,6 +350,8 @@ fn needed(request: &Request) -> Role {
         Request::Log(LogRequest::Write { .. } | LogRequest::Read { .. }) => Role::Operator,
         // What is against the group's agreement, what changes hosts and keys, and what is for daemons to ask.
         Request::Down { force: true, .. }
+        // Older disks may count then.
+        | Request::Up { from: Some(_), .. }
         | Request::Protect { alone: true, .. }
         | Request::Replace { .. }
         | Request::Move { .. }
@@ -363,6 +365,7 @@ fn needed(request: &Request) -> Role {
         | Request::Undo { .. }
         | Request::Left { .. }
         | Request::Standing { .. }
+        | Request::LastLife { .. }
         | Request::Remove { .. }
         | Request::Log(
             LogRequest::Create { .. }
@@ -395,6 +398,7 @@ mod tests {
         Request::Up {
             text: text.into(),
             origin: "shop.toml".into(),
+            from: None,
         }
     }
 

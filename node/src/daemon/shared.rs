@@ -6,7 +6,7 @@ use super::changes::Changes;
 use super::identity::OwnKeys;
 use super::reservations::Reservations;
 use super::roles::Roles;
-use super::{service, store};
+use super::{last_life, service, store};
 use crate::certificates;
 use crate::config::VmConfig;
 use crate::events::now_ms;
@@ -111,6 +111,9 @@ impl Daemon {
         if let Some(handle) = self.vms().get(&ended.vm) {
             handle.feed_standby(&self.host);
         }
+        if ended.forget {
+            self.note_disks(&ended.vm);
+        }
         if ended.forget
             && let Err(error) = store::forget(&self.host.state, &ended.vm)
         {
@@ -127,6 +130,27 @@ impl Daemon {
                 EventKind::Forgotten,
                 "this host has no part in the VM any more",
             );
+        }
+    }
+
+    /// Remembers how new the images of a VM are that has ended here, for whoever starts one with them again.
+    fn note_disks(&self, vm: &str) {
+        let state = &self.host.state;
+        let holding = self.vms().get(vm).map(VmHandle::holding);
+        let Some((images, disks)) = holding.and_then(|holding| holding.left()) else {
+            return;
+        };
+        let (disks, unread) = match disks {
+            Ok(disks) => (disks, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
+        let noted = last_life::note(state, store::life(state, vm), &images, &disks);
+        let unnoted = noted.err().map(|error| format!("{}: {error}", state.display()));
+        if let Some(why) = unread.or(unnoted) {
+            let words = format!(
+                "how new the VM's disks are on this host is not known when it is started again: {why}"
+            );
+            self.host.events.push(vm, EventKind::StateLeft, words);
         }
     }
 

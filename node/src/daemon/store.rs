@@ -39,8 +39,11 @@ pub fn folder(state: &Path, vm: &str) -> PathBuf {
     state.join("vms").join(vm)
 }
 
-/// Keeps a VM's configuration, durably; and whether this host came to its group later.
-pub fn keep(state: &Path, vm: &str, text: &str, newcomer: bool) -> io::Result<()> {
+/// Which life of its images it is.
+const LIFE: &str = "life";
+
+/// Keeps a VM's configuration, durably; which life of its images begins; and whether this host came to its group later.
+pub fn keep(state: &Path, vm: &str, text: &str, life: u64, newcomer: bool) -> io::Result<()> {
     let folder = folder(state, vm);
     if !folder.join(FILE).exists() {
         // What a removal left that was cut short is not this VM's.
@@ -53,6 +56,9 @@ pub fn keep(state: &Path, vm: &str, text: &str, newcomer: bool) -> io::Result<()
     if newcomer {
         File::create(folder.join(NEWCOMER))?.sync_all()?;
     }
+    let mut file = File::create(folder.join(LIFE))?;
+    write!(file, "{life}")?;
+    file.sync_all()?;
     let (new, path) = (folder.join("vm.toml.new"), folder.join(FILE));
     let mut file = File::create(&new)?;
     file.write_all(text.as_bytes())?;
@@ -64,6 +70,12 @@ pub fn keep(state: &Path, vm: &str, text: &str, newcomer: bool) -> io::Result<()
 /// A VM's configuration.
 pub fn text(state: &Path, vm: &str) -> io::Result<String> {
     std::fs::read_to_string(folder(state, vm).join(FILE))
+}
+
+/// Which life of its images it is; 0 for one that an earlier version has started.
+pub fn life(state: &Path, vm: &str) -> u64 {
+    let text = std::fs::read_to_string(folder(state, vm).join(LIFE));
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Forgets a VM: its configuration first, so that a half-removed one is not started again.
@@ -120,22 +132,23 @@ mod tests {
                 .collect()
         };
         assert_eq!(all(state.path()), []);
-        keep(state.path(), "v", "text", false).expect("kept");
+        keep(state.path(), "v", "text", 3, false).expect("kept");
+        assert_eq!(life(state.path(), "v"), 3);
         assert_eq!(all(state.path()), [("v".to_owned(), "text".to_owned())]);
         forget(state.path(), "v").expect("forgotten");
         forget(state.path(), "v").expect("twice is the same");
         assert_eq!(all(state.path()), []);
         let left_over = folder(state.path(), "v").join("log");
         std::fs::create_dir_all(&left_over).expect("a removal that was cut short");
-        keep(state.path(), "v", "text", false).expect("kept again");
+        keep(state.path(), "v", "text", 1, false).expect("kept again");
         assert!(!left_over.exists(), "an old VM's log is not the new one's");
     }
 
     #[test]
     fn what_cannot_be_read_is_named_and_hides_no_other() {
         let state = tempfile::tempdir().expect("a folder");
-        keep(state.path(), "good", "text", false).expect("kept");
-        keep(state.path(), "bad", "text", false).expect("kept");
+        keep(state.path(), "good", "text", 1, false).expect("kept");
+        keep(state.path(), "bad", "text", 1, false).expect("kept");
         std::fs::write(folder(state.path(), "bad").join(FILE), [0xff]).expect("no text");
         std::fs::write(state.path().join("vms/notes.txt"), "a person's").expect("a stray file");
         let mut found = all(state.path()).expect("all the same");

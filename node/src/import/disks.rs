@@ -123,9 +123,11 @@ fn one(disk: Node<'_, '_>, name: &str, options: &Options, import: &mut Import) {
         );
     }
     settings(disk, name, path, import);
+    let backing = format == DiskFormat::Qcow2 && is_backed(disk);
     import.disks.push(DiskTable {
         path: PathBuf::from(path),
         format,
+        backing,
     });
 }
 
@@ -187,6 +189,11 @@ fn format(disk: Node<'_, '_>, name: &str, path: &str, import: &mut Import) -> Op
     }
 }
 
+/// Whether its image is said to stand on another file.
+fn is_backed(disk: Node<'_, '_>) -> bool {
+    child(disk, "backingStore").is_some_and(|store| child(store, "source").is_some())
+}
+
 fn settings(disk: Node<'_, '_>, name: &str, path: &str, import: &mut Import) {
     let driver = child(disk, "driver");
     let mut found: Vec<&str> = SETTINGS
@@ -211,8 +218,7 @@ fn settings(disk: Node<'_, '_>, name: &str, path: &str, import: &mut Import) {
             );
         }
     }
-    let backed = child(disk, "backingStore").is_some_and(|store| child(store, "source").is_some());
-    if backed {
+    if is_backed(disk) {
         import.leave_out(
             format_args!("{name}: its backing file"),
             "it has to be on both hosts under the same path, or be made part of the image with 'qemu-img rebase -b \"\"'",

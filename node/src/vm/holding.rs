@@ -56,6 +56,16 @@ impl Holding {
         }
     }
 
+    /// The images of a VM that has ended here, and how new they are; none of a witness, and of a bare program, whose images have marks of
+    /// their own.
+    pub fn left(&self) -> Option<(Vec<PathBuf>, Result<Vec<DiskStanding>, LookError>)> {
+        if self.is_witness || self.config.program.is_some() || self.config.spec.disks.is_empty() {
+            return None;
+        }
+        let images = self.config.spec.disks.iter().map(|disk| disk.path.clone());
+        Some((images.collect(), self.disks()))
+    }
+
     pub(in crate::vm) fn disks(&self) -> Result<Vec<DiskStanding>, LookError> {
         self.shared.remains.await_none()?;
         let _alone = self.shared.opening_disks.lock();

@@ -17,7 +17,7 @@ use super::lines::{self, How};
 use super::shares::{Full, WRITES_EACH};
 use super::stream;
 use crate::daemon::roles::{Role, Who};
-use crate::daemon::{peers, requests, telling};
+use crate::daemon::{peers, requests, starting, telling};
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -244,7 +244,7 @@ async fn ask(web: Arc<Web>, who: Arc<Who>, how: How, request: Request) -> Respon
     long(web, who, request, |web, request| {
         let daemon = &web.daemon;
         let answer = match request {
-            Request::Up { text, origin } => requests::up(daemon, &text, &origin),
+            Request::Up { text, origin, from } => starting::up(daemon, &text, &origin, from.as_deref()),
             request => match elsewhere(web, &request) {
                 Some(host) => peers::ask(daemon, &host, &request),
                 None => requests::from_person(daemon, request, &mut |_| {}),

@@ -155,6 +155,7 @@ impl VmPlan {
         let disk = |file: &str| DiskTable {
             path: testbed.here().join(file),
             format: DiskFormat::Raw,
+            backing: false,
         };
         if self.boots_from_disk {
             let file = format!("{}-boot.img", self.name);

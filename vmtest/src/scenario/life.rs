@@ -51,6 +51,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
         up_and_down(cluster, "a", host, &file).with_context(|| format!("ended from host {host}"))?;
     }
     switched_off_inside(cluster, &whole, &file).context("a guest that switches itself off")?;
+    begins_with_the_newest_disks(cluster, world).context("a VM that is begun again after a take-over")?;
     nobody_is_left_to_agree(cluster, &whole, &file).context("a VM without a majority")?;
     // Its name is free again, on all hosts.
     up_and_down(cluster, "b", "a", &file).context("after an end by force")?;
@@ -125,6 +126,55 @@ fn switched_off_inside(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Path) ->
     cluster.start_host(&primary)?;
     cluster.await_protected(&plan.name, PATIENCE)?;
     order_guest(cluster.testbed(), plan.service(), "poweroff")?;
+    gone(cluster)
+}
+
+/// The first member's disks are those of before the take-over. It does not begin with them, unless somebody says so.
+fn begins_with_the_newest_disks(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
+    let plan = VmPlan {
+        name: "with-a-disk".to_owned(),
+        disk_mib: Some(32),
+        ..VmPlan::redis("dunlin")
+    };
+    let written = plan.write(cluster.testbed(), &world.image)?;
+    let (file, name) = (written.to_string_lossy(), plan.name.as_str());
+    cluster.dunlin("a", &["up", &file])?;
+    let (first, _) = cluster.await_protected(name, PATIENCE)?;
+    ensure!(
+        first == "a",
+        "host {first} begins, and a is the first of its members"
+    );
+    cluster.kill_host("a")?;
+    cluster.await_take_over(name, "a", PATIENCE)?;
+    cluster.dunlin("b", &["down", "--now", name])?;
+    // It hears of the end when it is back, and has the disks of before.
+    cluster.start_host("a")?;
+    gone(cluster)?;
+    let said = cluster.dunlin("c", &["up", "--no-wait", &file])?;
+    ensure!(
+        said.contains("on host 'b', whose disks are the newest"),
+        "it does not say where it begins: {said}"
+    );
+    let (second, _) = cluster.await_protected(name, PATIENCE)?;
+    ensure!(second == "b", "host {second} begins, and b has the newest disks");
+    cluster.dunlin("a", &["down", "--now", name])?;
+    gone(cluster)?;
+    // Both have the same since, but for what b's VM wrote last. A person puts a byte there: nobody knows whose disks count.
+    let image = cluster.testbed().node("b").home().join(format!("{name}.img"));
+    let disk = fs::OpenOptions::new().write(true).open(image)?;
+    std::os::unix::fs::FileExt::write_all_at(&disk, b"!", 0)?;
+    drop(disk);
+    let output = cluster.output("a", &["up", &file])?;
+    failed(
+        &output,
+        2,
+        &["somebody has written to them", "--from b", "--from a"],
+    )?;
+    let said = cluster.dunlin("a", &["up", "--no-wait", "--from", "a", &file])?;
+    ensure!(said.contains("on host 'a'"), "it does not begin there: {said}");
+    let (third, _) = cluster.await_protected(name, PATIENCE)?;
+    ensure!(third == "a", "host {third} begins, and a was asked for");
+    cluster.dunlin("a", &["down", "--now", name])?;
     gone(cluster)
 }
 

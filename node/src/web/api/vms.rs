@@ -26,6 +26,21 @@ struct File {
     origin: String,
 }
 
+/// A VM's file, and where it begins.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+struct Begun {
+    /// Its text, in TOML: read, it is a `VmFile`. What a person has written in it, comments too, stays as it is.
+    #[schema(content_media_type = "application/toml")]
+    text: String,
+    /// Its name, for messages.
+    #[serde(default)]
+    origin: String,
+    /// The host whose disks count, whatever others have. It boots where its disks are the newest if none is named.
+    #[serde(default)]
+    from: Option<String>,
+}
+
 /// What a file's hosts lack for it.
 #[derive(Serialize, ToSchema)]
 struct Checked {
@@ -126,13 +141,13 @@ fn usual_lines() -> u32 {
 }
 
 /// Starts a VM on its hosts. An operator starts those that an administrator has prepared.
-#[utoipa::path(post, path = "/api/v1/vms", request_body = File,
+#[utoipa::path(post, path = "/api/v1/vms", request_body = Begun,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn up(State(web): App, Extension(who): Asker, how: How, body: Bytes) -> Response {
-    match read::<File>(&body) {
-        Ok(File { text, origin }) => {
+    match read::<Begun>(&body) {
+        Ok(Begun { text, origin, from }) => {
             let origin = named(origin);
-            ask(web, who, how, Request::Up { text, origin }).await
+            ask(web, who, how, Request::Up { text, origin, from }).await
         }
         Err(why) => refused(StatusCode::BAD_REQUEST, &why.to_string(), 2),
     }

@@ -1,0 +1,359 @@
+//! Whose disks a VM begins with that is started again after its end.
+//!
+//! * **Decides:** on which host it boots: where its disks are the newest; or that a person has to say so.
+//! * **Flow:** a VM ends here -> [`note`], beside the state folder's other files, before what was known of the VM goes -> `dunlin up` asks all
+//!   hosts ([`of`]) -> [`judge`] -> the file that all of them are given names that host first.
+//! * **Invariants:** 1. Disks that are known to be older, or half a copy, are never begun with unless a person says so. 2. An image that
+//!   somebody has written to since, or put in its place, is neither taken for the VM's newest nor written over by it without a word.
+//! * **Source:** as `vm::cold`, which finds the newest disk while the VM's state is still there. `dunlin down` takes that away, and the first
+//!   member may be a host that the VM has left long ago. **Not here:** the marks of a bare program's data (`vm::program::images`).
+
+use dunlin_api::{DiskStanding, LastLife};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+const FOLDER: &str = "last-lives";
+
+/// What is remembered of one image.
+#[derive(Debug, Serialize, Deserialize)]
+struct Mark {
+    image: PathBuf,
+    life: u64,
+    standing: Option<DiskStanding>,
+    stamp: Stamp,
+}
+
+/// By what one sees that somebody has written to a file, or has put another one in its place.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+    /// Times tell nothing of it.
+    is_block_device: bool,
+}
+
+impl Stamp {
+    fn of(image: &Path) -> io::Result<Self> {
+        let found = fs::metadata(image)?;
+        let is_block_device = found.file_type().is_block_device();
+        // A device's node is made anew at each start of its host.
+        let of_file = |value| if is_block_device { 0 } else { value };
+        let at = |seconds, nanoseconds| {
+            if is_block_device {
+                (0, 0)
+            } else {
+                (seconds, nanoseconds)
+            }
+        };
+        Ok(Self {
+            device: of_file(found.dev()),
+            inode: of_file(found.ino()),
+            bytes: of_file(found.len()),
+            modified: at(found.mtime(), found.mtime_nsec()),
+            changed: at(found.ctime(), found.ctime_nsec()),
+            is_block_device,
+        })
+    }
+}
+
+/// Where an image's mark is, and the image's whole path.
+fn place(state: &Path, image: &Path) -> io::Result<(PathBuf, PathBuf)> {
+    let image = fs::canonicalize(image)?;
+    let name = format!("{:016x}.json", xxh3_64(image.as_os_str().as_encoded_bytes()));
+    Ok((state.join(FOLDER).join(name), image))
+}
+
+/// Remembers, durably, how new a VM's images are that has ended here; `disks` is empty where that could not be found out.
+pub fn note(state: &Path, life: u64, images: &[PathBuf], disks: &[DiskStanding]) -> io::Result<()> {
+    let folder = state.join(FOLDER);
+    fs::create_dir_all(&folder)?;
+    forget_what_is_gone(&folder)?;
+    for (number, image) in images.iter().enumerate() {
+        let (path, image) = match place(state, image) {
+            // Whoever has taken it away has taken the disk away.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            found => found?,
+        };
+        let mark = Mark {
+            stamp: Stamp::of(&image)?,
+            image,
+            life,
+            standing: disks.get(number).copied(),
+        };
+        let new = path.with_extension("new");
+        let mut file = File::create(&new)?;
+        file.write_all(&serde_json::to_vec(&mark)?)?;
+        file.sync_all()?;
+        fs::rename(&new, &path)?;
+    }
+    File::open(&folder)?.sync_all()
+}
+
+/// So the folder has no more files than there are images.
+fn forget_what_is_gone(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if read(&path).is_none_or(|mark| !mark.image.exists()) {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+/// One that cannot be read is as good as none: a person is asked then.
+fn read(path: &Path) -> Option<Mark> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+/// What this host remembers of these images.
+pub fn of(state: &Path, images: &[PathBuf]) -> LastLife {
+    let found: Vec<Option<Mark>> = images
+        .iter()
+        .map(|image| {
+            let (path, image) = place(state, image).ok()?;
+            read(&path).filter(|mark| mark.image == image)
+        })
+        .collect();
+    let known = || found.iter().flatten();
+    let number = known().map(|mark| mark.life).max();
+    let is_as_left =
+        |mark: &Mark| Some(mark.life) == number && Stamp::of(&mark.image).is_ok_and(|now| now == mark.stamp);
+    let standings: Option<Vec<DiskStanding>> = found
+        .iter()
+        .map(|mark| mark.as_ref().and_then(|mark| mark.standing))
+        .collect();
+    LastLife {
+        number,
+        disks: standings.unwrap_or_default(),
+        untouched: found.iter().all(|mark| mark.as_ref().is_some_and(is_as_left)),
+        sure: known().all(|mark| !mark.stamp.is_block_device),
+    }
+}
+
+/// Where a VM begins.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Begin<'a> {
+    /// On the first of its members.
+    AsListed,
+    /// There: its disks are the newest.
+    On(&'a str),
+    /// A person has to say whose disks count: of whom nobody knows it, who has the newest, and what is unclear.
+    Unclear {
+        /// The host that would begin.
+        first: &'a str,
+        /// The host whose disks are the newest, as far as is known.
+        newest: &'a str,
+        /// What is unclear.
+        why: &'static str,
+    },
+}
+
+/// Where a VM begins of whose images its members, in their order, remember this.
+pub fn judge<'a>(members: &[(&'a str, LastLife)]) -> Begin<'a> {
+    let is_whole = |last: &LastLife| !last.disks.is_empty() && last.disks.iter().all(|disk| disk.consistent);
+    // Also of what somebody has written to since: it was the newest until then.
+    let rank = |last: &LastLife| {
+        last.number
+            .map(|number| (number, is_whole(last), last.disks.clone()))
+    };
+    // Of equals the first.
+    let newest = members
+        .iter()
+        .rev()
+        .max_by(|(_, one), (_, other)| rank(one).cmp(&rank(other)));
+    let (Some((first, of_first)), Some((newest, of_newest))) = (members.first(), newest) else {
+        return Begin::AsListed;
+    };
+    let unclear = |why| Begin::Unclear { first, newest, why };
+    if of_newest.number.is_none() {
+        return Begin::AsListed;
+    }
+    if rank(of_first) == rank(of_newest) {
+        // Whoever has put another image in its place has listed that host first.
+        return match is_whole(of_first) || !of_first.untouched {
+            true => Begin::AsListed,
+            false => unclear(
+                "they are half a copy, or could not be read when the VM ended, and no host has whole ones",
+            ),
+        };
+    }
+    if of_first.number.is_none() {
+        return unclear("the first host has others, which the VM has not had when it ended there");
+    }
+    if !of_first.untouched || !of_newest.untouched {
+        return unclear("somebody has written to them since the VM ended, or put others in their place");
+    }
+    if !of_first.sure || !of_newest.sure {
+        return unclear("of a block device nobody can tell whether somebody has written to it since");
+    }
+    match is_whole(of_newest) {
+        true => Begin::On(newest),
+        false => unclear("they are half a copy, or could not be read when the VM ended"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(term: u64, primary: bool) -> DiskStanding {
+        DiskStanding {
+            consistent: true,
+            term,
+            primary,
+            epoch: 7,
+        }
+    }
+
+    fn left(number: u64, disk: DiskStanding) -> LastLife {
+        LastLife {
+            number: Some(number),
+            disks: vec![disk],
+            untouched: true,
+            sure: true,
+        }
+    }
+
+    fn begins(a: &LastLife, b: &LastLife) -> Begin<'static> {
+        judge(&[("a", a.clone()), ("b", b.clone())])
+    }
+
+    fn is_unclear(begin: &Begin<'_>) -> bool {
+        matches!(
+            begin,
+            Begin::Unclear {
+                first: "a",
+                newest: "b",
+                ..
+            }
+        )
+    }
+
+    #[test]
+    fn invariant_1_a_vm_begins_where_its_disks_are_the_newest() {
+        let (nothing, old, new) = (
+            LastLife::default(),
+            left(1, disk(1, true)),
+            left(1, disk(2, true)),
+        );
+        assert_eq!(begins(&nothing, &nothing), Begin::AsListed);
+        assert_eq!(begins(&new, &old), Begin::AsListed);
+        assert_eq!(begins(&new, &nothing), Begin::AsListed);
+        assert_eq!(begins(&old, &new), Begin::On("b"));
+        // Written as the primary: also what no sync had brought to the other one.
+        assert_eq!(begins(&left(1, disk(2, false)), &new), Begin::On("b"));
+        assert_eq!(begins(&new, &new), Begin::AsListed);
+        // Terms begin anew with each life.
+        assert_eq!(
+            begins(&left(1, disk(9, true)), &left(2, disk(1, true))),
+            Begin::On("b")
+        );
+        assert_eq!(judge(&[]), Begin::AsListed);
+    }
+
+    #[test]
+    fn invariant_1_half_a_copy_is_begun_with_by_nobody() {
+        let whole = left(1, disk(1, false));
+        let mut half = left(1, disk(2, false));
+        half.disks[0].consistent = false;
+        let unread = LastLife {
+            disks: vec![],
+            ..half.clone()
+        };
+        for torn in [&half, &unread] {
+            assert_eq!(begins(torn, &whole), Begin::On("b"));
+            assert_eq!(begins(&whole, torn), Begin::AsListed);
+            assert!(matches!(
+                begins(torn, torn),
+                Begin::Unclear {
+                    first: "a",
+                    newest: "a",
+                    ..
+                }
+            ));
+        }
+        let later = LastLife {
+            number: Some(2),
+            ..half
+        };
+        assert!(is_unclear(&begins(&whole, &later)));
+    }
+
+    #[test]
+    fn invariant_2_what_somebody_has_put_there_is_a_persons_to_judge() {
+        let (nothing, old, new) = (
+            LastLife::default(),
+            left(1, disk(1, true)),
+            left(1, disk(2, true)),
+        );
+        let touched = |last: &LastLife| LastLife {
+            untouched: false,
+            ..last.clone()
+        };
+        let unsure = |last: &LastLife| LastLife {
+            sure: false,
+            ..last.clone()
+        };
+        for (a, b) in [
+            (nothing.clone(), new.clone()),
+            (touched(&old), new.clone()),
+            (old.clone(), touched(&new)),
+            (unsure(&old), new.clone()),
+            (old.clone(), unsure(&new)),
+        ] {
+            let begin = begins(&a, &b);
+            assert!(is_unclear(&begin), "{a:?} {b:?}: {begin:?}");
+        }
+        // The host with the newest is listed first: whatever is there now is meant.
+        assert_eq!(begins(&touched(&new), &old), Begin::AsListed);
+        assert_eq!(begins(&unsure(&new), &old), Begin::AsListed);
+    }
+
+    #[test]
+    fn an_image_is_remembered_until_somebody_writes_to_it_or_takes_it_away() {
+        let state = tempfile::tempdir().expect("a folder");
+        let images = ["one", "two"].map(|name| state.path().join(name));
+        for image in &images {
+            fs::write(image, "bytes").expect("an image");
+        }
+        assert_eq!(of(state.path(), &images).number, None);
+        let standings = [disk(1, true), disk(2, true)];
+        note(state.path(), 3, &images, &standings).expect("noted");
+        let last = LastLife {
+            number: Some(3),
+            disks: standings.to_vec(),
+            untouched: true,
+            sure: true,
+        };
+        assert_eq!(of(state.path(), &images), last);
+        // Another VM with one of them: it is a later life of that one alone.
+        note(state.path(), 4, &images[..1], &standings[..1]).expect("noted");
+        assert!(!of(state.path(), &images).untouched);
+        note(state.path(), 5, &images, &standings).expect("noted");
+        assert!(of(state.path(), &images).untouched);
+        fs::write(&images[1], "other").expect("written to");
+        assert_eq!(
+            of(state.path(), &images),
+            LastLife {
+                number: Some(5),
+                untouched: false,
+                ..last
+            }
+        );
+        note(state.path(), 6, &images, &[]).expect("noted");
+        assert_eq!(of(state.path(), &images).disks, []);
+        fs::remove_file(&images[0]).expect("taken away");
+        note(state.path(), 7, &images, &[]).expect("of the other one");
+        assert_eq!(
+            fs::read_dir(state.path().join(FOLDER)).expect("a folder").count(),
+            1
+        );
+    }
+}
