@@ -147,8 +147,9 @@ fn begins_with_the_newest_disks(cluster: &mut Cluster<'_>, world: &World) -> Res
     cluster.kill_host("a")?;
     cluster.await_take_over(name, "a", PATIENCE)?;
     cluster.dunlin("b", &["down", "--now", name])?;
-    // It hears of the end when it is back, and has the disks of before.
+    // It has the disks of before, and nobody is left who could tell it of the end.
     cluster.start_host("a")?;
+    cluster.dunlin("a", &["down", "--force", name])?;
     gone(cluster)?;
     let said = cluster.dunlin("c", &["up", "--no-wait", &file])?;
     ensure!(
