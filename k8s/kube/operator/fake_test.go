@@ -334,3 +334,14 @@ func (stage *stage) events(reason string) int {
 	}
 	return count
 }
+
+// tellsOf waits until so many events have this reason: operators write them after the status, on a goroutine of their own.
+func (stage *stage) tellsOf(reason string, times int) {
+	stage.Helper()
+	testbed.Until(stage.T, fmt.Sprintf("events tell of it as often as it happened: %s", reason), func() error {
+		if count := stage.events(reason); count != times {
+			return fmt.Errorf("there are %d, not %d", count, times)
+		}
+		return nil
+	})
+}

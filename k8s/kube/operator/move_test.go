@@ -197,9 +197,7 @@ func TestALostHostsCopyGoesToAnotherHost(t *testing.T) {
 	})
 	stage.group("a", 5, true, "d", "c")
 	stage.until("host d is the backup", func(status v1alpha1.ProtectedStatus) bool { return isPlaced(status, "a d c") && status.Backup == "d" })
-	if count := stage.events("Moved"); count != 1 {
-		t.Errorf("it moved once, and %d events tell of it", count)
-	}
+	stage.tellsOf("Moved", 1)
 	stage.until("its Pods stand there", func(status v1alpha1.ProtectedStatus) bool {
 		return says(&v1alpha1.ProtectedVM{Status: status}, operator.Placed, "True", "its hosts are a, d, c")
 	})
@@ -250,9 +248,7 @@ func TestAHostThatIsBackKeepsItsCopy(t *testing.T) {
 	stage.says(operator.AsAsked, "the old backup is alive and complete")
 	back()
 	stage.until("it stays", func(status v1alpha1.ProtectedStatus) bool { return isPlaced(status, "a b c") })
-	if count := stage.events("Stays"); count != 1 {
-		t.Errorf("%d events tell that it stays", count)
-	}
+	stage.tellsOf("Stays", 1)
 	stage.remembers("d", true) // until its next beat, which is far away here
 }
 

@@ -39,9 +39,7 @@ func TestAHostThatRefusesIsFollowedByAnother(t *testing.T) {
 	if times := stage.asked("standby e"); times != 3 {
 		t.Errorf("host e was asked %d times", times)
 	}
-	if times := stage.events("NotMoved"); times != 1 {
-		t.Errorf("%d events tell that host e refuses", times)
-	}
+	stage.tellsOf("NotMoved", 1)
 	stage.bind("shop-2", "f")
 	stage.toldLast("standby f")
 	stage.standby = "f"
