@@ -25,13 +25,20 @@ func newLoss(t *testing.T, operators ...string) *stage {
 	stage := newStage(t)
 	stage.host("d")
 	stage.lostAfter = "2s"
-	stage.group("a", 5, true, "b", "c")
+	// As long as nobody leads, no silent host is on its way to be lost, however long it takes until the others are heard and the Pods stand.
+	for _, name := range []string{"a", "b", "c"} {
+		stage.daemons[name].says(stage.part("backup", "", 5, "waiting", false))
+	}
 	for _, name := range operators {
 		stage.operator(name, stage.plane.Address())
 	}
-	stage.until("host a serves it", func(status v1alpha1.ProtectedStatus) bool { return status.Primary == "a" && status.Backup == "b" })
+	for _, name := range operators {
+		stage.until("host "+name+" is heard", func(v1alpha1.ProtectedStatus) bool { return stage.isReady(name) })
+	}
 	stage.bind("shop-0", "a")
 	stage.bind("shop-1", "b")
+	stage.group("a", 5, true, "b", "c")
+	stage.until("host a serves it", func(status v1alpha1.ProtectedStatus) bool { return status.Primary == "a" && status.Backup == "b" })
 	return stage
 }
 
