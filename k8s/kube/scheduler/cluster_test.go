@@ -155,24 +155,25 @@ func (cluster *cluster) breaks(err error) {
 	}
 }
 
-// anew makes a Pod again that is wanted.
+// anew makes a Pod again that is wanted, unless [cluster.create] has just made it.
 func (cluster *cluster) anew(ctx context.Context, name string) {
 	cluster.mutex.Lock()
 	pod := cluster.wanted[name]
 	cluster.mutex.Unlock()
 	if pod != nil {
-		if _, err := cluster.client.CoreV1().Pods("default").Create(ctx, pod.DeepCopy(), metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
+		if _, err := cluster.client.CoreV1().Pods("default").Create(ctx, pod.DeepCopy(), metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) && ctx.Err() == nil {
 			cluster.breaks(err)
 		}
 	}
 }
 
+// create makes a Pod that is wanted from now on. It may be there already: whoever sees only now that an earlier one of its name is gone makes it anew.
 func (cluster *cluster) create(pod *v1.Pod) {
 	cluster.t.Helper()
 	cluster.mutex.Lock()
 	cluster.wanted[pod.Name] = pod
 	cluster.mutex.Unlock()
-	if _, err := cluster.client.CoreV1().Pods("default").Create(context.Background(), pod.DeepCopy(), metav1.CreateOptions{}); err != nil {
+	if _, err := cluster.client.CoreV1().Pods("default").Create(context.Background(), pod.DeepCopy(), metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		cluster.t.Fatal(err)
 	}
 }
