@@ -290,16 +290,29 @@ func (cluster *cluster) agreed() *allocation.State {
 	return cluster.read("what is agreed", false, func(*allocation.State) bool { return false })
 }
 
+// agreedUntil waits until what was agreed was so at some time, from the log's beginning on.
 func (cluster *cluster) agreedUntil(what string, is func(*allocation.State) bool) *allocation.State {
 	cluster.t.Helper()
 	return cluster.read(what, true, is)
+}
+
+// agreedNow waits until what is agreed is so now.
+func (cluster *cluster) agreedNow(what string, is func(*allocation.State) bool) (state *allocation.State) {
+	cluster.t.Helper()
+	cluster.until(what, func() error {
+		if state = cluster.agreed(); !is(state) {
+			return fmt.Errorf("agreed is %s", state.Encode())
+		}
+		return nil
+	})
+	return state
 }
 
 func (cluster *cluster) leader() string {
 	cluster.t.Helper()
 	// All three have said something, so that tasks with R = 3 may be placed.
 	all := func(state *allocation.State) bool { return state.Office.Leader != "" && len(state.Controllers) == 3 }
-	return cluster.agreedUntil("all three are there and one leads", all).Office.Leader
+	return cluster.agreedNow("all three are there and one leads", all).Office.Leader
 }
 
 // read reads the log from its beginning.

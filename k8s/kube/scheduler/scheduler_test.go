@@ -197,19 +197,23 @@ func TestCopiesStayWhereAllNodesAreSilent(t *testing.T) {
 		return true
 	})]
 	cluster.setReady(spare, v1.ConditionUnknown)
-	cluster.agreedUntil("the spare node is gone", func(state *allocation.State) bool { return len(state.Nodes) == len(nodes)-1 })
+	cluster.agreedNow("the spare node is gone", func(state *allocation.State) bool { return len(state.Nodes) == len(nodes)-1 })
 	for _, name := range nodes {
 		cluster.setReady(name, v1.ConditionUnknown)
 	}
-	cluster.agreedUntil("no node is there", func(state *allocation.State) bool { return len(state.Nodes) == 0 })
+	cluster.agreedNow("no node is there", func(state *allocation.State) bool { return len(state.Nodes) == 0 })
 	time.Sleep(3 * time.Second) // that something does not happen nothing tells
 	same("all nodes are silent")
+	// For the same reason it is the last to be back.
 	for _, name := range nodes {
-		cluster.setReady(name, v1.ConditionTrue)
+		if name != spare {
+			cluster.setReady(name, v1.ConditionTrue)
+		}
 	}
-	cluster.agreedUntil("all are there again", func(state *allocation.State) bool {
+	cluster.setReady(spare, v1.ConditionTrue)
+	cluster.agreedNow("all are there again", func(state *allocation.State) bool {
 		task := state.Tasks["default/shop"]
-		return task != nil && !slices.ContainsFunc(task.Copies, func(copy allocation.Copy) bool { return copy.Phase != allocation.Bound })
+		return len(state.Nodes) == len(nodes) && task != nil && !slices.ContainsFunc(task.Copies, func(copy allocation.Copy) bool { return copy.Phase != allocation.Bound })
 	})
 	cluster.settled()
 	same("they are back")
@@ -446,14 +450,14 @@ func TestAPlacedTaskGetsAnotherR(t *testing.T) {
 	for range 2 {
 		cluster.create(lab.Copy("shop", 2, 3, "1", "512Mi"))
 		relabel(3, "shop-1", "shop-0")
-		cluster.agreedUntil("its R is 3, and its new copy is bound", func(state *allocation.State) bool {
+		cluster.agreedNow("its R is 3, and its new copy is bound", func(state *allocation.State) bool {
 			task := state.Tasks["default/shop"]
 			return task != nil && task.Strength == 3 && len(task.Copies) == 3 && task.Copies[2].Phase == allocation.Bound
 		})
 		cluster.settled()
 		relabel(2, "shop-1", "shop-0")
 		cluster.end("shop-2")
-		cluster.agreedUntil("its R is 2", func(state *allocation.State) bool {
+		cluster.agreedNow("its R is 2", func(state *allocation.State) bool {
 			task := state.Tasks["default/shop"]
 			return task != nil && task.Strength == 2 && len(task.Copies) == 2
 		})
