@@ -104,7 +104,6 @@ func TestAControllerThatStandsStillDoesNoHarm(t *testing.T) {
 		}
 		return nil
 	})
-	cluster.schedulers[slow].Signal(t, syscall.SIGSTOP)
 	var first string
 	var held int
 	for number, copy := range cluster.agreed().Tasks["default/shop"].Copies {
@@ -112,6 +111,8 @@ func TestAControllerThatStandsStillDoesNoHarm(t *testing.T) {
 			first, held = copy.Node, number
 		}
 	}
+	// Not before: it soon counts as dead then, and its copy is another one's.
+	cluster.schedulers[slow].Signal(t, syscall.SIGSTOP)
 	cluster.setReady(first, v1.ConditionUnknown)
 	cluster.until("the copy is elsewhere", func() error {
 		return differs(cluster.pod(fmt.Sprintf("shop-%d", held)), first)
