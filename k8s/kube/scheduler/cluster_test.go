@@ -308,6 +308,20 @@ func (cluster *cluster) agreedNow(what string, is func(*allocation.State) bool) 
 	return state
 }
 
+// history is who has led until now, and whether a controller has counted as dead: its copies are others' then.
+func (cluster *cluster) history() (led map[string]bool, died bool) {
+	cluster.t.Helper()
+	led = map[string]bool{}
+	cluster.read("what was agreed", false, func(state *allocation.State) bool {
+		led[state.Office.Leader] = true
+		for _, lives := range state.Controllers {
+			died = died || !lives
+		}
+		return false
+	})
+	return led, died
+}
+
 func (cluster *cluster) leader() string {
 	cluster.t.Helper()
 	// All three have said something, so that tasks with R = 3 may be placed.

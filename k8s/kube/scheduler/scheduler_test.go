@@ -44,18 +44,22 @@ func TestEachSchedulerBindsItsOwnCopies(t *testing.T) {
 	cluster.create(lab.Pod("plain", "100m", "64Mi"))
 	cluster.settled()
 	agreed := cluster.agreed()
+	// On a busy machine one may be silent for so long that another one gets its copies, whoever has bound them.
+	led, died := cluster.history()
 	for _, task := range []string{"shop", "data"} {
 		for number, copy := range agreed.Tasks["default/"+task].Copies {
 			path := fmt.Sprintf("/api/v1/namespaces/default/pods/%s-%d/binding", task, number)
-			if by := cluster.bound(path); len(by) != 1 || by[0] != copy.Controller {
+			if by := cluster.bound(path); len(by) != 1 || by[0] != copy.Controller && !died {
 				t.Errorf("copy %d of %s is controller %s's, and was bound by %v", number, task, copy.Controller, by)
 			}
 		}
 	}
-	cluster.until("the ordinary Pod is bound", func() error { return isBound(cluster.pod("plain")) })
-	if by := cluster.bound("/api/v1/namespaces/default/pods/plain/binding"); len(by) != 1 || by[0] != agreed.Office.Leader {
-		t.Errorf("controller %s leads, and the ordinary Pod was bound by %v", agreed.Office.Leader, by)
-	}
+	cluster.until("the ordinary Pod was bound by a controller that led", func() error {
+		if by := cluster.bound("/api/v1/namespaces/default/pods/plain/binding"); len(by) != 1 || !led[by[0]] {
+			return fmt.Errorf("%v led, and it was bound by %v", led, by)
+		}
+		return nil
+	})
 }
 
 // The leading controller dies when the places are agreed and nothing is bound: the others bind by the same assignment, all copies or none.
