@@ -118,6 +118,38 @@ func (lab *lab) until(what string, is func(*allocation.State, allocation.Entry) 
 	}
 }
 
+// agreed is what the log says now; each is told what it said after every entry.
+func (lab *lab) agreed(each func(*allocation.State)) *allocation.State {
+	lab.t.Helper()
+	ctx, end := contextWithPatience()
+	defer end()
+	state := allocation.NewState()
+	err := lab.client.Read(ctx, "tripod", 1, false, func(kept log.Entry) error {
+		entry, err := allocation.Decode(kept.Data)
+		if err != nil {
+			return err
+		}
+		state.Apply(kept.Index, entry)
+		each(state)
+		return state.Check()
+	})
+	if err != nil {
+		lab.t.Fatalf("what is agreed: %v", err)
+	}
+	return state
+}
+
+// died says whether a controller has counted as dead until now.
+func (lab *lab) died() (died bool) {
+	lab.t.Helper()
+	lab.agreed(func(state *allocation.State) {
+		for _, lives := range state.Controllers {
+			died = died || !lives
+		}
+	})
+	return died
+}
+
 // check looks for what must never be.
 func (lab *lab) check(state trial.State) {
 	lab.t.Helper()

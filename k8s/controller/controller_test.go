@@ -9,6 +9,7 @@ import (
 
 	"dunlin.dev/k8s/allocation"
 	"dunlin.dev/k8s/trial"
+	"dunlin.dev/log/testbed"
 )
 
 var capacity = allocation.Resources{MilliCPU: 4000, MemoryMiB: 4096, DiskMiB: 4096}
@@ -33,7 +34,8 @@ func TestEachControllerBindsItsOwnCopies(t *testing.T) {
 			by[happened.By] = true
 		}
 	}
-	if len(by) != 3 {
+	// On a busy machine one may be silent for so long that another one gets its copy.
+	if len(by) != 3 && !lab.died() {
 		t.Fatalf("not each of three controllers has bound one of three copies: %v", by)
 	}
 	lab.server.End("critical")
@@ -99,7 +101,7 @@ func TestALeaderThatStandsStillDoesNoHarm(t *testing.T) {
 	lab.begin(5, capacity)
 	lab.server.Submit(copies(3, "before"))
 	lab.settled()
-	leader := lab.until("a leader", func(state *allocation.State, _ allocation.Entry) bool { return state.Office.Leader != "" }).Office.Leader
+	leader := lab.agreed(func(*allocation.State) {}).Office.Leader
 	lab.server.Hold(func(by string, _ allocation.Binding) bool { return by == leader })
 	critical, single := copies(3, "critical"), copies(1, "single")
 	lab.server.Submit(critical)
@@ -182,16 +184,20 @@ func TestTheLogsLeaderIsKilled(t *testing.T) {
 	lab.settled()
 	ctx, end := contextWithPatience()
 	defer end()
-	status, err := lab.client.Status(ctx, "tripod")
-	if err != nil || status.Leader == "" {
-		t.Fatalf("%+v, %v", status, err)
-	}
-	lab.hosts.Kill(status.Leader)
+	var leader string
+	testbed.Until(t, "one leads the log", func() error {
+		status, err := lab.client.Status(ctx, "tripod")
+		if leader = status.Leader; err != nil || leader == "" {
+			return fmt.Errorf("%+v, %v", status, err)
+		}
+		return nil
+	})
+	lab.hosts.Kill(leader)
 	for at := 0; at < 3; at++ {
 		lab.server.Submit(copies(2, fmt.Sprintf("pair-%d", at)))
 	}
 	lab.settled()
-	lab.hosts.Start(t, status.Leader)
+	lab.hosts.Start(t, leader)
 	lab.server.Submit(copies(3, "last"))
 	lab.settled()
 }
