@@ -38,6 +38,19 @@ func (cluster *cluster) client(names ...string) *Client {
 	return New(sockets...)
 }
 
+// leader waits until a host leads that is not this one.
+func (cluster *cluster) leader(ctx context.Context, client *Client, not string) (leader string) {
+	cluster.t.Helper()
+	testbed.Until(cluster.t, "one leads that is not host '"+not+"'", func() error {
+		status, err := client.Status(ctx, "jobs")
+		if leader = status.Leader; err != nil || leader == "" || leader == not {
+			return fmt.Errorf("%+v, %v", status, err)
+		}
+		return nil
+	})
+	return leader
+}
+
 // read returns the first count entries of a host's log.
 func (cluster *cluster) read(ctx context.Context, host string, count int) []Entry {
 	var entries []Entry
@@ -93,16 +106,13 @@ func TestEachProposalIsThereOnceInOneOrderWhoeverIsKilled(t *testing.T) {
 		}(proposer)
 	}
 	reached.Wait()
-	status, err := client.Status(ctx, "jobs")
-	if err != nil || status.Leader == "" {
-		t.Fatalf("%+v, %v", status, err)
-	}
-	cluster.kill(status.Leader)
+	leader := cluster.leader(ctx, client, "")
+	cluster.kill(leader)
 	done.Wait()
 	if t.Failed() {
 		return
 	}
-	cluster.start(status.Leader)
+	cluster.start(leader)
 
 	first := cluster.read(ctx, hosts[0], proposers*each)
 	seen := map[string]bool{}
