@@ -2,11 +2,11 @@ package testbed
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 )
 
@@ -31,14 +31,19 @@ func OnLoopback(t testing.TB) *Hosts {
 	return newHosts(t, nil, names, addresses)
 }
 
+// tried is how many ports this process has tried to listen at.
+var tried atomic.Uint32
+
 // FreeAddresses are those of this machine, all different, at which nobody listens now, for processes that are to listen there. They are not of the ports
 // that the kernel chooses: any connection of this machine might have such a port before the process does.
 func FreeAddresses(count int) ([]string, error) {
 	// Above those that services are known by, below those that Linux gives to connections.
 	const first, end, tries = 10_000, 32_000, 100
+	// Each test program has a hundred of its own, and takes one after the other: whoever is told of a free port need not listen there yet when the next one asks.
+	window := first + os.Getpid()%((end-first)/tries)*tries
 	var free []string
 	for try := 0; try < tries && len(free) < count; try++ {
-		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(end-first)))
+		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", window+int(tried.Add(1)%tries)))
 		if err != nil {
 			continue
 		}
