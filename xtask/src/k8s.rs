@@ -19,7 +19,7 @@ use crate::{cargo, setup};
 use tools::{MODULE, succeeds};
 
 /// No test of the module takes longer, on a machine however busy.
-const PATIENCE: &str = "-timeout=20m";
+const PATIENCE: &str = "-timeout=60m";
 /// The same of what is measured with as many nodes and tasks as somebody asks for.
 const SCALE_PATIENCE: &str = "-timeout=3h";
 
