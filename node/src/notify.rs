@@ -278,6 +278,7 @@ fn post(agent: &Agent, url: &str, event: &Event) -> Result<(), Failure> {
 mod tests {
     use super::*;
     use std::net::{SocketAddr, TcpListener};
+    use std::time::Instant;
     use tiny_http::{Response, Server};
 
     /// No test waits longer for what has to come.
@@ -285,7 +286,7 @@ mod tests {
 
     fn quick() -> Patience {
         Patience {
-            attempt: Duration::from_millis(300),
+            attempt: BOUND,
             first: Duration::from_millis(5),
             longest: Duration::from_millis(20),
         }
@@ -293,7 +294,15 @@ mod tests {
 
     /// Answers with each status in turn, with the last one for ever; tells what it took.
     fn server(address: SocketAddr, statuses: &'static [u16]) -> (SocketAddr, Receiver<u64>) {
-        let server = Server::http(address).expect("a server");
+        let until = Instant::now() + BOUND;
+        let server = loop {
+            match Server::http(address) {
+                Ok(server) => break server,
+                // A port that was free a moment ago may be somebody else's connection's for a while.
+                Err(error) => assert!(Instant::now() < until, "{address}: {error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
         let address = server.server_addr().to_ip().expect("an address");
         let (tell, taken) = bounded(100_000);
         std::thread::spawn(move || {
@@ -365,7 +374,11 @@ mod tests {
         let hangs = TcpListener::bind(any()).expect("a socket");
         let address = hangs.local_addr().expect("its address");
         let url = format!("http://{address}/");
-        let notify = Notify::start(&url, events.clone(), folder.path(), quick()).expect("a thread");
+        let hasty = Patience {
+            attempt: Duration::from_millis(300),
+            ..quick()
+        };
+        let notify = Notify::start(&url, events.clone(), folder.path(), hasty).expect("a thread");
         // More than are kept: pushing never waits, or this would not end.
         push(&events, PUSHED);
         let first_failed = std::iter::from_fn(|| (notify.status().failed == 0).then(std::thread::yield_now));

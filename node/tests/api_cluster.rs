@@ -2,7 +2,9 @@
 //!
 //! Needs root and what `cargo xtask setup` installs; told as skipped without root.
 
+use std::io::Write;
 use std::path::Path;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -44,34 +46,56 @@ fn await_view(cluster: &Cluster<'_>, host: &str, wanted: impl Fn(&Value) -> bool
     }
 }
 
-fn order(cluster: &Cluster<'_>, host: &str, path: &str, body: &Value) -> Result<Said> {
+/// An order, as `host` takes it.
+fn ordered(cluster: &Cluster<'_>, host: &str, path: &str, body: &Value) -> Result<String> {
     let me = on(cluster, host, &request("GET", "/api/v1/me", &[], ""))?.json()?;
     let token = me["token"].as_str().context("a token")?;
-    on(
-        cluster,
-        host,
-        &request("POST", path, &[("X-Dunlin-Token", token)], &body.to_string()),
-    )
+    let headers = [("X-Dunlin-Token", token)];
+    Ok(request("POST", path, &headers, &body.to_string()))
+}
+
+fn order(cluster: &Cluster<'_>, host: &str, path: &str, body: &Value) -> Result<Said> {
+    on(cluster, host, &ordered(cluster, host, path, body)?)
+}
+
+/// What the page of a host answers to the same request on so many connections. One process opens them all and asks on each before it
+/// reads: to start one for each would take longer than an answer does.
+fn at_once(cluster: &Cluster<'_>, host: &str, count: usize, text: &str) -> Result<Vec<Said>> {
+    const SCRIPT: &str = "text=$(cat); \
+        for ((n = 0; n < $1; n++)); do exec {fd}<>/dev/tcp/127.0.0.1/7702 || exit; all+=($fd); done; \
+        for fd in ${all[@]}; do printf %s \"$text\" >&$fd; done; \
+        for fd in ${all[@]}; do cat <&$fd; printf '\\0'; done";
+    let mut shell = cluster.testbed().node(host).command("timeout")?;
+    let mut child = shell
+        .arg(PATIENCE.as_secs().to_string())
+        .args(["/bin/bash", "-c", SCRIPT, "bash", &count.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut input = child.stdin.take().context("its input")?;
+    input.write_all(text.as_bytes())?;
+    drop(input);
+    let output = child.wait_with_output()?;
+    let answers = String::from_utf8_lossy(&output.stdout);
+    answers.split_terminator('\0').map(Said::of).collect()
 }
 
 /// Questions to a host that stands still take their time: no more than 16 are under way, and looking goes on meanwhile.
 fn places_for_long_requests_are_bounded(cluster: &mut Cluster<'_>, file: &str) -> Result<()> {
+    let text = ordered(cluster, "c", "/api/v1/check", &json!({"text": file}))?;
     cluster.freeze("b")?;
     let asking = &*cluster;
-    let body = json!({"text": file});
-    let said: Result<Vec<Said>> = std::thread::scope(|scope| {
-        let ask = || order(asking, "c", "/api/v1/check", &body);
-        let asked: Vec<_> = (0..24).map(|_| scope.spawn(ask)).collect();
-        let joined = asked.into_iter().map(|asked| asked.join());
-        joined
-            .map(|said| said.unwrap_or_else(|_| bail!("a thread panicked")))
-            .collect()
+    let (said, seen, took) = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| at_once(asking, "c", 24, &text));
+        let begun = Instant::now();
+        let seen = on(asking, "c", &request("GET", "/api/v1/overview", &[], ""));
+        let took = begun.elapsed();
+        let said = asked.join().unwrap_or_else(|_| bail!("a thread panicked"));
+        (said, seen, took)
     });
-    let begun = Instant::now();
-    let seen = on(asking, "c", &request("GET", "/api/v1/overview", &[], ""))?;
-    ensure!(seen.status == 200 && begun.elapsed() < PATIENCE, "{seen:?}");
     cluster.thaw("b");
-    let said = said?;
+    let (said, seen) = (said?, seen?);
+    ensure!(seen.status == 200 && took < PATIENCE, "{seen:?}");
     let busy = said.iter().filter(|said| said.status == 503).count();
     let told = said
         .iter()

@@ -38,7 +38,7 @@ fn can_run() -> bool {
 fn check(options: &[&str], program: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dunlin"));
     command
-        .args(["program", "check", "--seconds", "40"])
+        .args(["program", "check", "--seconds", "300"])
         .args(options)
         .arg("--")
         .args(program)
@@ -90,7 +90,7 @@ fn run(options: &[&str], program: &[&str]) -> Outcome {
     Outcome::of(check(options, program).output().expect("dunlin runs"))
 }
 
-/// This executable as a server of some kind, or as the client with so many connections and questions on each.
+/// This executable as a server of some kind, or as the client with so many connections and questions on each, and seconds for an answer.
 fn this(test: &str, name: &str, value: &str) -> Vec<String> {
     let own = std::env::current_exe().expect("it runs");
     let words = [
@@ -187,13 +187,18 @@ fn serve(stream: &mut TcpStream, kind: &str) {
 #[ignore = "a client for the other tests"]
 fn a_client() {
     let Ok(asks) = std::env::var("ASKS") else { return };
-    let (connections, questions) = asks.split_once('x').expect("CONNECTIONSxQUESTIONS");
-    let questions: usize = questions.parse().expect("a number");
+    let numbers = asks
+        .split('x')
+        .map(|number| number.parse::<u64>().expect("a number"));
+    let numbers: Vec<u64> = numbers.collect();
+    let [connections, questions, ref seconds @ ..] = numbers[..] else {
+        panic!("{asks} is not CONNECTIONSxQUESTIONS");
+    };
+    let patience = seconds.first().copied().map_or(BOUND, Duration::from_secs);
     let server = std::env::var("SERVER").expect("the tester names it");
     let ask = move || {
         let mut stream = TcpStream::connect((server.as_str(), PORT)).expect("a connection");
-        let patience = Some(Duration::from_secs(2));
-        stream.set_read_timeout(patience).expect("a patience");
+        stream.set_read_timeout(Some(patience)).expect("a patience");
         let mut answer = [0; 8];
         for _ in 0..questions {
             if stream.write_all(b"?").is_err() || stream.read_exact(&mut answer).is_err() {
@@ -201,9 +206,7 @@ fn a_client() {
             }
         }
     };
-    let threads: Vec<_> = (0..connections.parse().expect("a number"))
-        .map(|_| thread::spawn(ask.clone()))
-        .collect();
+    let threads: Vec<_> = (0..connections).map(|_| thread::spawn(ask.clone())).collect();
     threads
         .into_iter()
         .for_each(|thread| thread.join().expect("a client"));
@@ -257,6 +260,7 @@ fn nginx_with_its_workers_says_the_same_with_an_agreed_clock() {
         format!("exec bash -c \"for n in 1 2 3 4 5 6; do exec 3<>/dev/tcp/$SERVER/80; {get}; done\"");
     let nginx = ["nginx", "-g", "daemon off;"];
     let options = ["--json", "--port", "80", "--clock", "agreed", "--client", &client];
+    let options = [&options[..], &["--patience-ms", "9000", "--order", "answer"]].concat();
     let outcome = run(&options, &nginx);
     outcome.comes_to(0);
     assert!(outcome.number("outputs") >= 6);
@@ -526,7 +530,8 @@ fn a_program_that_never_reads_or_only_closes_is_judged_as_it_is() {
     if !can_run() {
         return;
     }
-    let deaf = poor("deaf", "1x1", &[]);
+    // Its answer never comes.
+    let deaf = poor("deaf", "1x1x2", &[]);
     deaf.comes_to(2);
     assert!(deaf.number("not_waited_for") > 0);
     let closes = poor("closes", "2x1", &[]);

@@ -340,6 +340,8 @@ fn output(command: &[&str], patience: Duration) -> Result<Vec<u8>, PartError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::{AddressFamily, SocketType, bind, socket};
+    use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 
     fn unpack(file: &Path) -> Vec<(String, String)> {
         let mut archive =
@@ -431,9 +433,11 @@ mod tests {
 
     #[test]
     fn a_daemon_that_is_stuck_and_metrics_that_nobody_serves_are_a_line() {
-        // Nobody listens at this port any more.
-        let gone = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let gone = gone.expect("an address");
+        // Nobody listens at this port, and as long as this has it nobody else can.
+        let silent = socket(AddressFamily::INET, SocketType::STREAM, None).expect("a socket");
+        bind(&silent, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let silent = TcpStream::from(silent);
+        let gone = silent.local_addr().expect("an address");
         assert!(within(Duration::from_millis(20), || std::thread::park_timeout(PATIENCE)).is_none());
         let folder = tempfile::tempdir().expect("a folder");
         let home = folder.path().join("c");
