@@ -58,7 +58,7 @@ fn pair_of(a: DiskConfig, b: DiskConfig) -> Host {
         .unwrap();
     assert_eq!(report.different, [], "the images are equal");
     backup.write(MIB, 3, 8192);
-    drop(primary);
+    primary.end();
     backup.disk.take_over(Term(2)).unwrap();
     assert_eq!(
         [0, MIB, 5 * MIB, 5 * MIB + (65 << 10)].map(|at| backup.byte(at)),

@@ -189,7 +189,7 @@ fn a_returned_peer_gets_only_what_either_side_wrote() {
     // The old primary writes what the backup never commits; the backup writes what the old primary never sees.
     primary.write(0, 1, 4096);
     backup.write(20 * MIB, 2, 4096);
-    drop(primary);
+    primary.end();
     backup.disk.take_over(Term(2)).unwrap();
     backup.write(40 * MIB, 3, 4096);
     let returned = open("a");
@@ -234,7 +234,8 @@ fn a_lost_dirty_map_means_a_whole_copy() {
     let (dir, primary, backup) = pair("lost-map", Storage::Gannet, Limits::default());
     sync(&primary, &backup, 1);
     primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(1) });
-    drop((primary, backup));
+    primary.end();
+    backup.end();
     fs::remove_file(dir.0.join("a").join("disk0.dirty")).unwrap();
     let open = |name: &str| Host::open(&dir.0, name, 8, Storage::Gannet, Limits::default());
     let (primary, backup) = (open("a"), open("b"));
@@ -258,7 +259,7 @@ fn a_copy_that_was_interrupted_is_not_booted_from() {
         backup.disk.take_over(Term(2)),
         Err(DiskError::StillCopying)
     ));
-    drop(backup);
+    backup.end();
     let backup = Host::open(&dir.0, "b", 8, Storage::Gannet, Limits::default());
     assert!(!backup.disk.status().consistent);
     let error = backup.disk.start_alone(Term(2)).unwrap_err().to_string();
@@ -274,7 +275,7 @@ fn a_copy_that_was_interrupted_is_not_booted_from() {
 fn an_older_primary_does_not_overwrite_a_newer_disk() {
     let (dir, primary, backup) = pair("older", Storage::Gannet, Limits::default());
     sync(&primary, &backup, 1);
-    drop(primary);
+    primary.end();
     backup.disk.take_over(Term(5)).unwrap();
     backup.disk.reset();
     let old = Host::open(&dir.0, "a", 8, Storage::Gannet, Limits::default());

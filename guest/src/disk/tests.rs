@@ -95,6 +95,17 @@ impl Host {
     pub(super) fn image_byte(&self, offset: u64) -> u8 {
         fs::read(&self.image).unwrap()[offset as usize]
     }
+
+    /// Ends it, with all of its threads: only then does it let go of its image.
+    pub(super) fn end(self) {
+        let shared = Arc::downgrade(&self.disk.shared);
+        drop(self);
+        let until = Instant::now() + Duration::from_secs(20);
+        while shared.strong_count() > 0 {
+            assert!(Instant::now() < until, "all of its threads end");
+            std::thread::yield_now();
+        }
+    }
 }
 
 pub(super) fn join(primary: &Host, backup: &Host, options: AttachOptions) {
@@ -103,8 +114,9 @@ pub(super) fn join(primary: &Host, backup: &Host, options: AttachOptions) {
     backup.wait(|event| *event == DiskEvent::Copied);
 }
 
-/// The copy begins.
-pub(super) fn attach(primary: &Host, backup: &Host, options: AttachOptions) {
+/// The copy begins. A backup that is late, because other tests have things to do as well, is not taken for lost.
+pub(super) fn attach(primary: &Host, backup: &Host, mut options: AttachOptions) {
+    options.tuning.stall = Duration::from_secs(20);
     let (left, right) = UnixStream::pair().unwrap();
     backup
         .disk
