@@ -14,7 +14,7 @@ use dunlin_guest::{Machine, Start};
 
 /// Asks for the guest's address all the time until it has answered `times` times: frames come at every step of its set-up.
 fn asks_until_answered(port: &mut FramePort, times: usize) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(120);
     let mut answers = 0;
     while answers < times && Instant::now() < deadline {
         port.queue(&who_has_the_guest());

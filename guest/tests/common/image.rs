@@ -2,7 +2,7 @@
 //!
 //! The initramfs loads the virtio modules, gives eth0 an address, and keeps memory busy on every vCPU; it prints
 //! `GUEST-READY` and then a `tick N` line a few times a second on the serial console. With `test.card=late` on the kernel's
-//! command line it says `NO-CARD-YET` and waits a second before it sets up its network card. With `test.resets` it reboots
+//! command line it says `NO-CARD-YET` and waits five seconds before it sets up its network card. With `test.resets` it reboots
 //! when 10.77.0.99 asks for its address, and panics when 10.77.0.98 does. Under a UEFI it says `VARIABLES:` with the names of
 //! those of its variables that begin with `Test`, and makes one when 10.77.0.97 (`TestKept`) or 10.77.0.96 (`TestStray`) asks.
 
@@ -32,7 +32,7 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev; m
 exec >/dev/ttyS0 2>&1 </dev/null
 grep -q test.card=late /proc/cmdline && late=yes
 for m in $(cat /modules/list); do
-  if [ "$late$m" = yesvirtio_net ]; then echo "NO-CARD-YET"; sleep 1; echo "CARD-NEXT"; fi
+  if [ "$late$m" = yesvirtio_net ]; then echo "NO-CARD-YET"; sleep 5; echo "CARD-NEXT"; fi
   insmod /modules/$m.ko
 done
 ip link set lo up; ip link set eth0 up; ip addr add 10.77.0.2/24 dev eth0

@@ -186,7 +186,7 @@ fn a_turn_that_comes_in_time_leaves_what_is_left_for_the_answer() {
         let first = scope.spawn(|| qmp.execute_within("query-status", Value::Null, SHORT));
         assert_eq!(next_line(&mut theirs)["execute"], "query-status");
         let began = Instant::now();
-        let second = qmp.execute_within("cont", Value::Null, 2 * SHORT);
+        let second = qmp.execute_within("cont", Value::Null, 10 * SHORT);
         let took = began.elapsed();
         assert!(matches!(first.join().unwrap(), Err(QmpError::Timeout(..))));
         assert!(
@@ -194,7 +194,7 @@ fn a_turn_that_comes_in_time_leaves_what_is_left_for_the_answer() {
             "it had its turn: {second:?}"
         );
         // The first one has had a part of it; two bounds one after the other would be more.
-        assert!(took >= 2 * SHORT && took < PATIENCE / 2, "{took:?}");
+        assert!(took >= 10 * SHORT && took < PATIENCE, "{took:?}");
     });
 }
 
