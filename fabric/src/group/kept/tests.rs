@@ -2,9 +2,10 @@ use super::*;
 use crate::log::tests::Scratch;
 use dunlin_core::consensus::Durability;
 
-const ELECTION_MIN_US: u64 = 400_000;
+/// So long no thread of a busy machine is kept from its core.
+const ELECTION_MIN_US: u64 = 2_000_000;
 /// Several times what a silent leader is believed.
-const BUSY: Duration = Duration::from_millis(2500);
+const BUSY: Duration = Duration::from_secs(10);
 
 struct Three {
     groups: Vec<KeptGroup>,
@@ -69,7 +70,7 @@ impl Three {
             {
                 return usize::from(leader.0);
             }
-            assert!(begun.elapsed().as_secs() < 30, "nobody leads: {leaders:?}");
+            assert!(begun.elapsed().as_secs() < 60, "nobody leads: {leaders:?}");
         }
     }
 }
@@ -147,7 +148,7 @@ fn an_owner_that_hangs_loses_its_office() {
             break;
         }
         assert!(
-            begun.elapsed().as_secs() < 30,
+            begun.elapsed().as_secs() < 60,
             "nobody replaced a leader that hangs"
         );
     }
@@ -177,7 +178,7 @@ fn a_busy_owner_is_asked_before_its_host_campaigns_though_the_leader_is_dead() {
     while !three.groups[busy].is_leader() {
         three.turn(None);
         assert!(
-            begun.elapsed().as_secs() < 30,
+            begun.elapsed().as_secs() < 60,
             "the owner is back, and nobody leads"
         );
     }
