@@ -390,3 +390,61 @@ fn a_comparison_keeps_to_its_limit_asks_before_each_piece_and_ends_when_it_is_to
     assert!(matches!(lost, Err(DiskError::NoBackup)), "{lost:?}");
     assert!(began.elapsed() < WAIT);
 }
+
+/// There was nothing to copy, and so nothing had said that the image is a mixture when half of the join's first sync was on it.
+#[test]
+fn a_join_that_copies_nothing_is_marked_as_unfinished_until_its_first_sync_is_whole() {
+    let (dir, primary, backup) = pair("copies-nothing", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(1) });
+    assert!(backup.disk.status().consistent);
+    let again = || {
+        primary.disk.detach_backup().unwrap();
+        backup.disk.reset();
+        let (left, right) = UnixStream::pair().unwrap();
+        let (left, right) = (
+            MirrorStream::from_unix(left).unwrap(),
+            MirrorStream::from_unix(right).unwrap(),
+        );
+        backup.disk.start_backup(right).unwrap();
+        primary
+            .disk
+            .attach_backup(left, AttachOptions::default())
+            .unwrap();
+        let started = primary.wait(|event| matches!(event, DiskEvent::CopyStarted { .. }));
+        primary.wait(|event| *event == DiskEvent::Copied);
+        backup.wait(|event| *event == DiskEvent::Copied);
+        started
+    };
+    let nothing = DiskEvent::CopyStarted {
+        bytes: 0,
+        whole: false,
+    };
+    assert_eq!(again(), nothing);
+    assert!(!backup.disk.status().consistent, "before the first sync");
+    // The power fails when half of that sync is on the image.
+    let mut half = fs::read(&backup.image).unwrap();
+    half[0] = 1;
+    let torn = power_loss(&dir.0, "b", "half", &half);
+    assert!(!torn.disk.status().consistent);
+    let refused = torn.disk.start_alone(Term(2));
+    assert!(matches!(refused, Err(DiskError::Incomplete(_))), "{refused:?}");
+    primary.write(0, 1, 4096);
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    primary.wait(|event| *event == DiskEvent::Committed { epoch: Epoch(2) });
+    let status = backup.disk.status();
+    assert_eq!((status.consistent, status.generation.epoch), (true, Epoch(2)));
+    assert!(fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap());
+    // Nor is an image whole, or of that sync, that had no room for it.
+    assert_eq!(again(), nothing);
+    primary.write(0, 2, 4096);
+    backup.disk.faults().full(true);
+    sync(&primary, &backup, 3);
+    backup.wait(|event| matches!(event, DiskEvent::BackupFailed { .. }));
+    backup.disk.faults().full(false);
+    backup.disk.reset();
+    let status = backup.disk.status();
+    assert_eq!((status.consistent, status.generation.epoch), (false, Epoch(2)));
+}

@@ -274,9 +274,10 @@ impl Shared {
             epoch,
         };
         if let Some(pair) = pair {
-            ledger.identity.generation = generation;
-            // The image was a mixture until now: no journal is needed to go from that to whole.
+            // The image is marked as a mixture since the copy's end at the latest: no journal is needed to go from that to whole.
             self.put_all(buffer)?;
+            // Not before: an image that could not take all of this sync must not name it.
+            ledger.identity.generation = generation;
             ledger.identity.pair = pair;
             ledger.identity.consistent = self.storage == Storage::Gannet;
             ledger.retire(&self.image)?;

@@ -3,7 +3,8 @@
 //! Flow: read at opening, written when the role or the generation changes. Two slots are written in turn, so that a torn
 //! write leaves the other one.
 //! Invariants: **S1** a superblock is believed only with its checksum; the higher sequence wins; **S2** `consistent` is false
-//! on disk before the first byte of a copy (or of COLO's writes) reaches the image, and true only after the last;
+//! on disk before the first byte of a copy, of the sync that ends a join, or of COLO's writes reaches the image, and true only
+//! after the last;
 //! **S3** journal records below `journal_from` are history: whatever they say is on the image for good.
 //! Not here: the journal's records ([`super::journal`]).
 

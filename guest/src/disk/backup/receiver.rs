@@ -217,6 +217,14 @@ impl Backup {
             Frame::Copy { offset } => self.copied(offset, &Content::Data(payload))?,
             Frame::CopyZero { offset, len } => self.copied(offset, &Content::Zero(len))?,
             Frame::CopyEnd => {
+                if !self.lock().joining {
+                    return Err(FollowError::CopyIsOver);
+                }
+                // Though nothing may have been copied: the first sync is put on the image without a journal, and of several disks
+                // all are marked before the first of them gets any of it.
+                self.shared
+                    .begin_mixing()
+                    .map_err(cannot_be("marked as incomplete"))?;
                 self.lock().joining = false;
                 self.shared.event(DiskEvent::Copied);
             }
