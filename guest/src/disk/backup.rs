@@ -5,7 +5,8 @@
 //! image; NBD threads read and write for the backup VM through the switch; the node calls `commit` and `take_over`.
 //! Invariants: D1 to D6 of `dunlin_core::disk`, and **B1** only the flusher (and `take_over`, after it ended) writes
 //! to the image once the first copy is whole and the storage is GANNET; **B2** commit and take-over never run beside
-//! a request of the backup VM (the gate in [`super`]).
+//! a request of the backup VM (the gate in [`super`]); **B3** a VM that was told of an error of this host's disk, while another
+//! host had the primary's, does not go on in the primary's place: nobody else was told.
 //! Not here: which bytes are where (`dunlin_core::disk::Switch`).
 //! Longer than 400 lines: its three threads share one state, and what each may do to it shows only beside the others.
 
@@ -30,6 +31,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::{
     collections::VecDeque,
     io,
+    ops::Range,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -211,15 +213,52 @@ impl Backup {
 
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let range = offset..offset + out.len() as u64;
-        let direct = self.lock().storage != Storage::Gannet;
-        let _held = direct.then(|| self.shared.ranges.lock(range.clone()));
-        let mut gaps: Vec<_> = std::iter::once(range).collect();
-        self.lock().switch.read(offset, out, &mut gaps);
-        for gap in gaps {
-            let at = (gap.start - offset) as usize..(gap.end - offset) as usize;
-            self.shared.image.read(gap.start, &mut out[at])?;
+        let failed = {
+            let direct = self.lock().storage != Storage::Gannet;
+            let _held = direct.then(|| self.shared.ranges.lock(range.clone()));
+            let mut gaps: Vec<_> = std::iter::once(range).collect();
+            self.lock().switch.read(offset, out, &mut gaps);
+            gaps.into_iter().find_map(|gap| {
+                let at = (gap.start - offset) as usize..(gap.end - offset) as usize;
+                let read = self.shared.image.read(gap.start, &mut out[at]);
+                read.err().map(|error| (gap, error))
+            })
+        };
+        match failed {
+            None => Ok(()),
+            Some((gap, error)) => {
+                self.unreadable(&gap, &error);
+                Err(error)
+            }
         }
-        Ok(())
+    }
+
+    /// B3, before the VM hears of it. Where no primary is left the VM hears of its disk as on any machine; and what runs here before the
+    /// first sync cannot take over, and is not what that sync brings.
+    fn unreadable(&self, gap: &Range<u64>, error: &io::Error) {
+        let matters = |state: &State| state.complete && !state.forsaken && state.failed.is_none();
+        if !matters(&self.lock()) {
+            return;
+        }
+        let mut extents = ExtentSet::default();
+        extents.add(gap);
+        // The next copy brings it anew, and a sector that is written again can be read. Where that cannot be noted, the VM of the
+        // next copy meets the error again.
+        let _noted_or_met_again = self.shared.dirty.add(&extents);
+        let link = self.link.lock().clone();
+        let reason = receiver::blamed("read", error);
+        {
+            let mut state = self.lock();
+            if !matters(&state) {
+                return;
+            }
+            state.failed = Some(reason.clone());
+        }
+        self.changed.notify_all();
+        if let Some(link) = link {
+            link.push(Frame::Refuse, Bytes::copy_from_slice(reason.as_bytes()));
+        }
+        self.shared.event(DiskEvent::BackupFailed { reason });
     }
 
     pub(super) fn write(&self, offset: u64, content: Content) -> io::Result<()> {

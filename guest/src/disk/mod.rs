@@ -49,6 +49,8 @@ mod tests;
 #[cfg(test)]
 mod tools_tests;
 mod types;
+#[cfg(test)]
+mod unreadable_tests;
 mod verify;
 mod words;
 

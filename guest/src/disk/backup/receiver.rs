@@ -83,7 +83,7 @@ pub(super) enum FollowError {
     Full(u64),
 }
 
-fn blamed(what: &str, error: &io::Error) -> String {
+pub(super) fn blamed(what: &str, error: &io::Error) -> String {
     words::behind(&format!("the backup's disk cannot be {what}"), error)
 }
 
