@@ -77,14 +77,15 @@ pub enum Frame {
     },
     /// Backup: my buffers fill up.
     NeedSync,
-    /// Verification, primary: hash your range. Answered by `Hash`.
+    /// Verification or a join, primary: hash your range. Answered by `Hash`.
     AskHash {
         /// Where on the disk.
         offset: u64,
         /// How much.
         len: u64,
     },
-    /// Verification, backup: the 128-bit hash (16 bytes of payload) of that range.
+    /// Backup: the 128-bit hash (16 bytes of payload) of that range. Of one that cannot be read: sixteen zero bytes in a verification,
+    /// nothing in a join.
     Hash {
         /// Where on the disk.
         offset: u64,

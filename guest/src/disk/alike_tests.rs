@@ -17,7 +17,7 @@ const MIBS: u64 = 40;
 const WAIT: Duration = Duration::from_secs(20);
 
 /// A primary, and a host that was given its image and has never been its peer. Every extent is different from all others.
-fn seeded(name: &str) -> (Dir, Host, Host) {
+pub(super) fn seeded(name: &str) -> (Dir, Host, Host) {
     let dir = Dir::new(name);
     let open = |name: &str| Host::open(&dir.0, name, MIBS, Storage::Gannet, Limits::default());
     let primary = open("a");
@@ -31,7 +31,7 @@ fn seeded(name: &str) -> (Dir, Host, Host) {
     (dir, primary, peer)
 }
 
-fn equal(primary: &Host, peer: &Host) {
+pub(super) fn equal(primary: &Host, peer: &Host) {
     sync(primary, peer, 1);
     assert!(peer.disk.wait_settled(WAIT).unwrap());
     assert!(

@@ -1,8 +1,9 @@
 //! A backup's disk of which something cannot be read: no VM that was told so takes over, and neither a join nor a comparison ends with it.
 
 use super::{
+    alike_tests::{equal, seeded},
     nbd::Export,
-    tests::{MIB, attach, pair, sync},
+    tests::{MIB, attach, join, pair, sync},
     *,
 };
 use std::fs;
@@ -68,4 +69,35 @@ fn a_backup_without_a_primary_takes_over_though_its_vm_was_told_of_a_read_error(
     let failed = |event: &DiskEvent| matches!(event, DiskEvent::BackupFailed { .. });
     assert!(!backup.events.lock().try_iter().any(|event| failed(&event)));
     assert_eq!(backup.image_byte(0), 7);
+}
+
+#[test]
+fn a_join_writes_anew_what_the_joining_host_cannot_read() {
+    let (_dir, primary, peer) = seeded("joins-unreadable");
+    peer.disk.faults().read_error(true);
+    join(&primary, &peer, AttachOptions::default());
+    peer.disk.faults().read_error(false);
+    equal(&primary, &peer);
+}
+
+#[test]
+fn a_comparison_calls_different_what_the_backup_cannot_read_and_ends_no_protection() {
+    let (_dir, primary, backup) = pair("compares-unreadable", Storage::Gannet, Limits::default());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    let compare = |repair| {
+        let options = VerifyOptions {
+            repair,
+            ..VerifyOptions::default()
+        };
+        let report = primary.disk.verify(options, |_, _| ControlFlow::Continue(()));
+        report.unwrap().different.len()
+    };
+    backup.disk.faults().read_error(true);
+    assert_eq!(compare(true), 8, "all of its MiB");
+    backup.disk.faults().read_error(false);
+    assert_eq!(primary.disk.status().role, "primary");
+    sync(&primary, &backup, 2);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert_eq!(compare(false), 0);
 }

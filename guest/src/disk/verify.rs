@@ -2,7 +2,7 @@
 //!
 //! Flow: the primary holds a megabyte's range, hashes its image, and puts the question into the mirror stream before it lets
 //! go; so the backup answers for exactly the same moment, though the VM runs on.
-//! Invariant: a difference that is told was one, whatever the guest wrote meanwhile.
+//! Invariant: a difference that is told was one, whatever the guest wrote meanwhile; what the backup cannot read counts as one.
 //! Not here: which bytes the backup looks at (`Switch::read_mirrored`).
 
 use super::{DiskError, link::Closed, primary::Primary, shared};

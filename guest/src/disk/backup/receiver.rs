@@ -244,12 +244,21 @@ impl Backup {
                 if len > MOST_PAYLOAD_BYTES {
                     return Err(FollowError::TooMuch);
                 }
-                let hash = self.hash_mirrored(offset, len).map_err(cannot_be("read"))?;
-                link.push(Frame::Hash { offset, len }, Bytes::copy_from_slice(&hash));
+                link.push(Frame::Hash { offset, len }, self.answer(offset, len));
             }
             other => return Err(FollowError::Forbidden(other)),
         }
         Ok(self.lock().storage == Storage::Sync)
+    }
+
+    /// What is said of a range to whoever compares. One that cannot be read is unlike any other: a join sends it, and so writes it
+    /// anew, and a comparison tells of it. A comparison waits for as many bytes as a hash has.
+    fn answer(&self, offset: u64, len: u64) -> Bytes {
+        match self.hash_mirrored(offset, len) {
+            Ok(hash) => Bytes::copy_from_slice(&hash),
+            Err(_) if self.lock().joining => Bytes::new(),
+            Err(_) => Bytes::from_static(&[0; 16]),
+        }
     }
 
     /// The primary's disk as of this point of its stream.

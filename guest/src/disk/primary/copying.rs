@@ -1,7 +1,8 @@
 //! The first copy to a joining peer, while the VM writes.
 //!
 //! Decides: what of the extents that a peer may lack is sent, and how fast. Flow: an extent is read -> the peer is asked for the hash of its
-//! own -> equal: it has it; else it is sent as it was read, or, if the VM wrote to it meanwhile, as it is then.
+//! own -> equal: it has it; else, also if the peer cannot read it, it is sent as it was read, or, if the VM wrote to it meanwhile, as it
+//! is then.
 //! Invariants: P1 and P7 of [`super`]; at most [`WINDOW`] extents are asked about at once, which is what is held in memory.
 //! Not here: who is asked at all (`dunlin_core::disk::likeness`), the peer's answers' way here (`joining`).
 
