@@ -210,3 +210,34 @@ fn a_greeting_that_came_before_the_end_of_its_session_and_is_looked_at_after_it_
     join(&primary, &backup, AttachOptions::default());
     sync(&primary, &backup, 1);
 }
+
+/// A write of the guest waits for a peer's disk as briefly as the guest can bear; a copy that took an hour so far has more time.
+#[test]
+fn a_backup_s_disk_that_stalls_for_longer_than_a_write_may_wait_ends_no_first_copy() {
+    const MIBS: u64 = 160;
+    let dir = Dir::new("copy-stalls");
+    let [primary, backup] =
+        ["a", "b"].map(|name| Host::open(&dir.0, name, MIBS, Storage::Gannet, Limits::default()));
+    primary.disk.start_alone(Term(1)).unwrap();
+    (0..MIBS).for_each(|extent| primary.write(extent * MIB, extent as u8 + 1, 4096));
+    let mut options = AttachOptions {
+        copy_bytes_per_s: 64 * MIB,
+        ..AttachOptions::default()
+    };
+    options.tuning.queue_bytes = MIB;
+    options.tuning.stall = Duration::from_millis(100);
+    super::tests::attach(&primary, &backup, options);
+    // So far on that a fresh host is asked seldom: what fills the queue are pieces.
+    primary
+        .wait(|event| matches!(event, DiskEvent::CopyProgress { done_bytes, .. } if *done_bytes >= 72 * MIB));
+    backup.disk.faults().hang(true);
+    until("the copy hangs", || backup.disk.faults().held() > 0);
+    thread::sleep(options.tuning.stall * 10);
+    backup.disk.faults().hang(false);
+    let ended = primary.wait(|event| matches!(event, DiskEvent::Copied | DiskEvent::BackupLost { .. }));
+    assert_eq!(ended, DiskEvent::Copied);
+    backup.wait(|event| *event == DiskEvent::Copied);
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert!(fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap());
+}

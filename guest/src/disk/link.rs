@@ -2,7 +2,8 @@
 //!
 //! Flow: guest writes and the copier push frames into a queue; a thread writes them to the stream in order.
 //! Invariants: **L1** frames leave in the order of [`Link::push`]; **L2** a full queue makes writers wait only while the
-//! peer makes progress, and at most [`Tuning::stall`] without any; **L3** after [`Link::close`] nobody waits here.
+//! peer makes progress, and at most [`Tuning::stall`] without any, a first copy [`Tuning::copy_stall`]; **L3** after
+//! [`Link::close`] nobody waits here.
 //! Not here: what the frames mean (`primary`, `backup`).
 
 use bytes::Bytes;
@@ -60,6 +61,8 @@ pub struct Tuning {
     pub queue_bytes: u64,
     /// A peer that takes nothing for this long while writers wait is lost.
     pub stall: Duration,
+    /// The same while a first copy waits, which keeps no write of the guest.
+    pub copy_stall: Duration,
     /// The longest that one write is delayed to slow a guest down whose backup's buffers are nearly full.
     pub throttle: Duration,
     /// A primary's dirty map is cleared no more often: an extent that is written all the time then stays in it, and costs no
@@ -74,6 +77,7 @@ impl Default for Tuning {
         Self {
             queue_bytes: 32 << 20,
             stall: Duration::from_secs(1),
+            copy_stall: Wait::DiskCopies.bound(),
             throttle: Duration::from_millis(200),
             clear_every: Duration::from_secs(5),
             greeting: Wait::MirrorGreets.bound(),
@@ -171,9 +175,22 @@ impl Link {
     /// # Errors
     /// The link is closed, or was closed here because the peer stalled.
     pub fn wait_room(&self, bytes: u64) -> Result<(), Closed> {
-        self.wait(|queue| {
+        self.wait_room_within(bytes, self.tuning.stall)
+    }
+
+    /// As [`Self::wait_room`], for a first copy: a disk that stalls for a moment must not cost what was copied so far.
+    ///
+    /// # Errors
+    /// As [`Self::wait_room`].
+    pub fn wait_copy_room(&self, bytes: u64) -> Result<(), Closed> {
+        self.wait_room_within(bytes, self.tuning.copy_stall)
+    }
+
+    fn wait_room_within(&self, bytes: u64, stall: Duration) -> Result<(), Closed> {
+        let has_room = |queue: &Queue| {
             queue.expedite || queue.bytes == 0 || queue.bytes + bytes <= self.tuning.queue_bytes
-        })
+        };
+        self.wait(has_room, stall)
     }
 
     /// Waits until the peer acknowledged frame `number` (L2).
@@ -181,10 +198,10 @@ impl Link {
     /// # Errors
     /// As [`Self::wait_room`].
     pub fn wait_acked(&self, number: u64) -> Result<(), Closed> {
-        self.wait(|queue| queue.acked >= number)
+        self.wait(|queue| queue.acked >= number, self.tuning.stall)
     }
 
-    fn wait(&self, done: impl Fn(&Queue) -> bool) -> Result<(), Closed> {
+    fn wait(&self, done: impl Fn(&Queue) -> bool, stall: Duration) -> Result<(), Closed> {
         let mut queue = self.lock();
         loop {
             if let Some(reason) = &queue.closed {
@@ -193,13 +210,10 @@ impl Link {
             if done(&queue) {
                 return Ok(());
             }
-            let left = self.tuning.stall.saturating_sub(queue.moved.elapsed());
+            let left = stall.saturating_sub(queue.moved.elapsed());
             if left.is_zero() {
                 drop(queue);
-                self.close(&format!(
-                    "the peer took nothing for {} ms",
-                    self.tuning.stall.as_millis()
-                ));
+                self.close(&format!("the peer took nothing for {} ms", stall.as_millis()));
                 queue = self.lock();
                 continue;
             }

@@ -195,7 +195,7 @@ impl<'a> Copier<'a> {
     }
 
     fn ask(&mut self, extent: u64) -> Result<u64, CopyError> {
-        self.link.wait_room(EXTENT_BYTES)?;
+        self.link.wait_copy_room(EXTENT_BYTES)?;
         let range = self.range(extent);
         let _held = self.primary.shared.ranges.lock(range.clone());
         let (data, read) = self.read(&range)?;
@@ -238,7 +238,7 @@ impl<'a> Copier<'a> {
         let alike = asked.hash[..] == theirs[..];
         self.likeness.answered(alike);
         if !alike {
-            self.link.wait_room(EXTENT_BYTES)?;
+            self.link.wait_copy_room(EXTENT_BYTES)?;
         }
         let range = self.range(extent);
         {
@@ -271,7 +271,7 @@ impl<'a> Copier<'a> {
     /// An extent as it is now. It is read and pushed while its range is held, so that a guest's write to it is either in the copy or
     /// behind it (P1).
     fn send(&self, extent: u64) -> Result<u64, CopyError> {
-        self.link.wait_room(EXTENT_BYTES)?;
+        self.link.wait_copy_room(EXTENT_BYTES)?;
         let range = self.range(extent);
         let _held = self.primary.shared.ranges.lock(range.clone());
         let (data, read) = self.read(&range)?;
