@@ -107,6 +107,7 @@ pub struct BackupFigures {
 impl Backup {
     pub(super) fn start(shared: &Arc<Shared>, stream: MirrorStream) -> Result<Arc<Self>, DiskError> {
         shared.owes(0);
+        shared.image.owes_nothing();
         let this = Arc::new(Self {
             shared: shared.clone(),
             state: Mutex::new(State {

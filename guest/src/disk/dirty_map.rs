@@ -5,9 +5,9 @@
 //! Invariants: **M1** an extent is durable here before the image differs from the last commit that the peer told of;
 //! **M2** clearing is lazy: a set bit costs a copy, a missing one costs the pair its equality; **M3** an extent leaves the map
 //! only when what was written to it is durable on the image *here*: what a power loss takes from a primary's disk, its
-//! backup has and this host lacks when it returns; **M4** what is in memory is in the file, durable, and nobody who only looks at
-//! it or clears it waits for the disk: the file is written by one at a time, and memory follows it when bits are set, and goes
-//! before it when they are cleared.
+//! backup has and this host lacks when it returns (a flush after one that failed says nothing of that); **M4** what is in memory
+//! is in the file, durable, and nobody who only looks at it or clears it waits for the disk: the file is written by one at a time,
+//! and memory follows it when bits are set, and goes before it when they are cleared.
 //! Not here: the set in memory with its epochs (`EpochExtents`).
 
 use super::faults::Faults;

@@ -3,13 +3,14 @@
 //! Flow: the bottom of the disk port; everything above ([`super`]) goes through it, faults included.
 //! Invariants: **I1** an image is open in one place only: a second opener (another VM of ours, a QEMU, a mount) is
 //! refused with one clear line; **I2** no access outside the size found at opening; **I3** an error that the image
-//! gives reaches the caller, never a shorter read.
+//! gives reaches the caller, never a shorter read; **I4** an error that one of our own flushes met is told to the guest's next
+//! one: it is of the guest's writes, and the kernel tells it once.
 //! Source: fcntl(2) "Open file description locks", fallocate(2), lseek(2) SEEK_HOLE. Not here: qcow2 ([`super::qcow2`]
 //! shows it as raw), caching (the kernel's page cache is the cache, flush is fdatasync).
 
 use super::faults::Faults;
 use crate::spec::DiskFormat;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 use std::{
@@ -35,6 +36,11 @@ pub struct Image {
     size_bytes: u64,
     read_only: bool,
     faults: Arc<Faults>,
+    /// Shared by the guest's flushes, and held alone by one of ours: which of two at once hears of an error would be chance (I4).
+    flushes: RwLock<()>,
+    /// I4.
+    owed: Mutex<Option<io::ErrorKind>>,
+    failed_flushes: AtomicU64,
     _held: Held,
 }
 
@@ -196,6 +202,9 @@ impl Image {
             size_bytes,
             read_only,
             faults,
+            flushes: RwLock::new(()),
+            owed: Mutex::new(None),
+            failed_flushes: AtomicU64::new(0),
             _held: Held::new(id, owner.unwrap_or_default()),
         })
     }
@@ -283,12 +292,55 @@ impl Image {
         Ok(())
     }
 
-    /// Everything written so far is on stable storage on return.
+    /// The guest flushes: everything written so far is on stable storage on return.
+    ///
+    /// # Errors
+    /// What the kernel said, now or to a flush of our own before (I4), or an injected fault.
+    pub fn flush(&self) -> io::Result<()> {
+        let flushed = self.sync(false);
+        let owed = self.owed.lock().take();
+        flushed?;
+        owed.map_or(Ok(()), |kind| {
+            Err(io::Error::new(
+                kind,
+                "an earlier flush failed, and what it may have lost nobody knows",
+            ))
+        })
+    }
+
+    /// The same for what we do with the image: of an error that it meets the guest hears, too.
     ///
     /// # Errors
     /// What the kernel said, or an injected fault.
-    pub fn flush(&self) -> io::Result<()> {
-        self.faults.before_flush()?;
+    pub fn flush_ours(&self) -> io::Result<()> {
+        self.sync(true)
+    }
+
+    /// Another VM begins on this image: whoever wrote before hears nothing more.
+    pub fn owes_nothing(&self) {
+        *self.owed.lock() = None;
+    }
+
+    /// How many flushes have failed. No later one makes good what one of them may have lost: the kernel keeps it as if it were
+    /// written.
+    pub fn failed_flushes(&self) -> u64 {
+        self.failed_flushes.load(Ordering::Acquire)
+    }
+
+    fn sync(&self, ours: bool) -> io::Result<()> {
+        let failed = |error: &io::Error| {
+            self.failed_flushes.fetch_add(1, Ordering::AcqRel);
+            if ours {
+                *self.owed.lock() = Some(error.kind());
+            }
+        };
+        self.faults.before_flush().inspect_err(failed)?;
+        let _alone = ours.then(|| self.flushes.write());
+        let _with_others = (!ours).then(|| self.flushes.read());
+        self.sync_data().inspect_err(failed)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
         super::power::point();
         let covered = super::power::flushing(&self.file);
         self.file.sync_data()?;

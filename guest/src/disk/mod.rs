@@ -21,6 +21,8 @@ mod dirty_map;
 #[cfg(test)]
 mod fault_tests;
 mod faults;
+#[cfg(test)]
+mod flush_tests;
 mod group;
 #[cfg(test)]
 mod hang_tests;

@@ -99,9 +99,23 @@ struct State {
     cleared: Instant,
     /// What was written since the map's clearing began, while it is under way.
     written_since: Option<ExtentSet>,
+    /// Flushes of the image that had failed when the map was last looked at to be cleared.
+    failed_flushes: u64,
+    /// What was in the map when one failed: it may be lost, and no later flush says so. It stays there for as long as this host is
+    /// a primary (M3).
+    doubtful: ExtentSet,
 }
 
 impl State {
+    /// Before the map is cleared: has a flush failed since?
+    fn doubt(&mut self, shared: &Shared) {
+        let failed_flushes = shared.image.failed_flushes();
+        if self.failed_flushes != failed_flushes {
+            self.failed_flushes = failed_flushes;
+            self.doubtful.union(&shared.dirty.all());
+        }
+    }
+
     fn note(&mut self, range: &Range<u64>) {
         self.extents.note(range);
         if let Some(written) = &mut self.written_since {
@@ -128,7 +142,10 @@ impl Primary {
             marked: Epoch(0),
             cleared: Instant::now(),
             written_since: None,
+            failed_flushes: 0,
+            doubtful: ExtentSet::default(),
         };
+        shared.image.owes_nothing();
         Arc::new(Self {
             shared,
             state: Mutex::new(state),

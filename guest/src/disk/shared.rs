@@ -2,7 +2,7 @@
 //! an image that is one sync whole, and knows it.
 //!
 //! Flow: what both roles ([`super::primary`], [`super::backup`]) have in common below them.
-//! Invariants: S1 to S3, J1 to J3, M1, M2. Not here: roles.
+//! Invariants: S1 to S4, J1 to J3, M1, M2. Not here: roles.
 
 use super::{
     DiskConfig, DiskError, DiskEvent, DiskFormat, EventSink, Limits,
@@ -41,6 +41,9 @@ pub(super) type HashedRange = (u64, u64, [u8; 16]);
 struct Ledger {
     /// Light records were written since the last redo: without a redo after them they would be rolled back.
     lights: bool,
+    /// A flush of the image failed since the journal's records were put on it (S4).
+    doubtful: bool,
+    /// As the superblock says it (S4), but for a backup's last sync, which the journal says.
     identity: Identity,
     superblock: Superblock,
     journal: Journal,
@@ -112,6 +115,7 @@ impl Shared {
         };
         let mut ledger = Ledger {
             lights: false,
+            doubtful: false,
             identity,
             superblock,
             journal,
@@ -229,21 +233,29 @@ impl Shared {
         if !ledger.identity.consistent {
             return Err(DiskError::Incomplete(self.name.clone()));
         }
-        ledger.identity.generation = Generation {
+        let generation = Generation {
             term,
             primary: true,
             epoch: ledger.identity.generation.epoch,
         };
-        ledger.retire(&self.image)?;
+        let identity = Identity {
+            generation,
+            ..ledger.identity
+        };
+        ledger.retire(&self.image, identity)?;
         Ok(())
     }
 
     /// The peer's image is whole: from here on the two dirty maps tell all that differs.
     pub fn paired(&self, pair: [u8; 16]) -> io::Result<()> {
         let mut ledger = self.ledger();
-        ledger.identity.pair = pair;
-        let identity = ledger.identity;
-        ledger.superblock.save(&identity)
+        let identity = Identity {
+            pair,
+            ..ledger.identity
+        };
+        ledger.superblock.save(&identity)?;
+        ledger.identity = identity;
+        Ok(())
     }
 
     // ---- backup ----
@@ -254,8 +266,11 @@ impl Shared {
         if !ledger.identity.consistent {
             return Ok(());
         }
-        ledger.identity.consistent = false;
-        ledger.retire(&self.image)
+        let identity = Identity {
+            consistent: false,
+            ..ledger.identity
+        };
+        ledger.retire(&self.image, identity)
     }
 
     /// A committed sync reaches the image. `pair`: the first one after a join, which makes the image whole.
@@ -276,19 +291,22 @@ impl Shared {
         if let Some(pair) = pair {
             // The image is marked as a mixture since the copy's end at the latest: no journal is needed to go from that to whole.
             self.put_all(buffer)?;
-            // Not before: an image that could not take all of this sync must not name it.
-            ledger.identity.generation = generation;
-            ledger.identity.pair = pair;
-            ledger.identity.consistent = self.storage == Storage::Gannet;
-            ledger.retire(&self.image)?;
+            let identity = Identity {
+                generation,
+                consistent: self.storage == Storage::Gannet,
+                pair,
+                ..ledger.identity
+            };
+            ledger.retire(&self.image, identity)?;
             drop(ledger);
             self.dirty.track();
             self.dirty.clear(&self.dirty.all());
             return self.dirty.save();
         }
         if self.storage != Storage::Gannet {
+            self.image.flush_ours()?;
             ledger.identity.generation = generation;
-            return self.image.flush();
+            return Ok(());
         }
         if buffer.is_empty() && !ledger.lights {
             self.agree(generation, false, stopped)?;
@@ -306,7 +324,8 @@ impl Shared {
         ledger.lights = false;
         self.put_all(buffer)?;
         if ledger.journal.bytes() > JOURNAL_MOST_BYTES {
-            ledger.retire(&self.image)?;
+            let identity = ledger.identity;
+            ledger.retire(&self.image, identity)?;
         }
         Ok(())
     }
@@ -361,9 +380,12 @@ impl Shared {
         // Nothing stops a take-over but a disk that cannot: its host must not speak.
         self.agree(generation, true, &|| false)?;
         self.put_all(buffer)?;
-        ledger.identity.generation = generation;
-        ledger.identity.consistent = true;
-        ledger.retire(&self.image)
+        let identity = Identity {
+            generation,
+            consistent: true,
+            ..ledger.identity
+        };
+        ledger.retire(&self.image, identity)
     }
 
     /// A backup ends without taking over: the image is put back to its last committed sync.
@@ -418,12 +440,22 @@ impl Drop for LedgerGuard<'_> {
 }
 
 impl Ledger {
-    /// What the image holds is durable, the superblock says so, and the journal is history (S3).
-    fn retire(&mut self, image: &Image) -> io::Result<()> {
-        image.flush()?;
-        self.identity.journal_from = self.journal.next();
-        self.superblock.save(&self.identity)?;
-        self.lights = false;
+    /// What the image holds is durable, the superblock says `identity` of it, and the journal is history (S3). Where that fails, nothing
+    /// of it counts (S4).
+    fn retire(&mut self, image: &Image, identity: Identity) -> io::Result<()> {
+        if self.doubtful && self.journal.bytes() > 0 {
+            return Err(io::Error::other(
+                "a flush of it failed before, and the journal must be put on it once more: end the VM's copy on this host, which does that",
+            ));
+        }
+        image.flush_ours().inspect_err(|_| self.doubtful = true)?;
+        let identity = Identity {
+            journal_from: self.journal.next(),
+            ..identity
+        };
+        self.superblock.save(&identity)?;
+        self.identity = identity;
+        (self.lights, self.doubtful) = (false, false);
         self.journal.restart()
     }
 }
@@ -447,16 +479,24 @@ fn recover(
     if beyond {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the journal is of another disk").into());
     }
-    if let Some((kind, term, epoch)) = journal::replay(records, counts, |offset, content| {
+    let done = journal::replay(records, counts, |offset, content| {
         put(image, offset, content, true)
-    })? {
-        ledger.identity.generation = Generation {
+    })?;
+    // What a flush may have lost is written again.
+    ledger.doubtful = false;
+    let generation = match done {
+        Some((kind, term, epoch)) => Generation {
             term,
             primary: kind == Kind::TakeOver,
             epoch,
-        };
-    }
-    ledger.retire(image)?;
+        },
+        None => ledger.identity.generation,
+    };
+    let identity = Identity {
+        generation,
+        ..ledger.identity
+    };
+    ledger.retire(image, identity)?;
     Ok(())
 }
 

@@ -5,7 +5,9 @@
 //! Invariants: **S1** a superblock is believed only with its checksum; the higher sequence wins; **S2** `consistent` is false
 //! on disk before the first byte of a copy, of the sync that ends a join, or of COLO's writes reaches the image, and true only
 //! after the last;
-//! **S3** journal records below `journal_from` are history: whatever they say is on the image for good.
+//! **S3** journal records below `journal_from` are history: whatever they say is on the image for good; **S4** what is said of an image
+//! is durable here first, and a flush that failed is not made good by the next one: the kernel tells an error once, and keeps what it
+//! could not write as if it were written, so the journal is put on the image again before it becomes history.
 //! Not here: the journal's records ([`super::journal`]).
 
 use dunlin_core::{

@@ -100,14 +100,18 @@ impl Primary {
             state.written_since = Some(ExtentSet::default());
             self.shared.dirty.all().minus(&state.extents.needed())
         };
-        let flushed = self.shared.image.flush();
+        let flushed = self.shared.image.flush_ours();
         {
             // Under the lock, so that no write is noted between looking and clearing. That is memory only (M4): the VM's loop
             // comes for this lock too.
             let mut state = self.lock();
             let written = state.written_since.take().unwrap_or_default();
+            // Whether this one failed, or one of the guest's did, which then was told what this one was not.
+            state.doubt(&self.shared);
             flushed?;
-            self.shared.dirty.clear(&done.minus(&written));
+            self.shared
+                .dirty
+                .clear(&done.minus(&written).minus(&state.doubtful));
         }
         self.shared.dirty.save()
     }
