@@ -163,7 +163,11 @@ impl World {
             Some(Sent::Write(offset, content)) => {
                 for gap in self.switch.to_save(offset..offset + content.len()) {
                     let old = self.backup_image[gap.start as usize..gap.end as usize].to_vec();
-                    self.switch.save(gap.start, Bytes::from(old));
+                    let old = match old.iter().all(|byte| *byte == 0) {
+                        true => Content::Zero(old.len() as u64),
+                        false => Content::Data(Bytes::from(old)),
+                    };
+                    self.switch.save(gap.start, old);
                 }
                 put(&mut self.backup_image, offset, &content);
             }

@@ -13,7 +13,6 @@
 
 use super::buffer::{Buffer, Content, Shared};
 use crate::units::Epoch;
-use bytes::Bytes;
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 /// How a backup treats mirrored writes: GANNET, and two rivals to compare it with.
@@ -314,10 +313,10 @@ impl Switch {
             .map_or_else(Vec::new, |open| open.buffer.missing(range))
     }
 
-    /// Colo and sync: keeps what a mirrored write overwrites.
-    pub fn save(&mut self, offset: u64, old: Bytes) {
-        self.counters.mirrored_bytes += old.len() as u64;
-        self.open().put(offset, Content::Data(old));
+    /// Colo and sync: keeps what a mirrored write overwrites. What was a hole takes no memory.
+    pub fn save(&mut self, offset: u64, old: Content) {
+        self.counters.mirrored_bytes += old.len();
+        self.open().put(offset, old);
         self.note_peak();
     }
 

@@ -50,6 +50,8 @@ mod superblock;
 mod tests;
 #[cfg(test)]
 mod tools_tests;
+#[cfg(test)]
+mod trim_tests;
 mod types;
 #[cfg(test)]
 mod unreadable_tests;

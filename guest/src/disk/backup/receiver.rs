@@ -8,6 +8,9 @@ use super::*;
 use crate::disk::words;
 use dunlin_core::disk::{SwitchError, mirror::MirrorError};
 
+/// So much of what a mirrored write overwrites is read and kept at once.
+const KEPT_AT_ONCE_BYTES: u64 = 1 << 20;
+
 /// Why a backup does not follow its primary any more.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FollowError {
@@ -321,19 +324,45 @@ impl Backup {
         let _held = self.shared.ranges.lock(range.clone());
         let gaps = self.lock().switch.to_save(range);
         for gap in gaps {
-            let mut old = vec![0; (gap.end - gap.start) as usize];
-            self.shared
-                .image
-                .read(gap.start, &mut old)
-                .map_err(cannot_be("read"))?;
-            self.scratch(gap.start, &old).map_err(cannot_be("written"))?;
-            self.lock().switch.save(gap.start, Bytes::from(old));
+            self.keep(link, gap)?;
         }
         self.shared
             .put(offset, &content, unmap)
             .map_err(cannot_be("written"))?;
         let mut state = self.lock();
         self.press(&mut state, link)
+    }
+
+    /// Keeps what a mirrored write is about to overwrite. A guest trims gigabytes at once: of these only what holds data takes memory, and
+    /// that this host has no room for it (D6) is seen piece by piece.
+    fn keep(&self, link: &Link, gap: Range<u64>) -> Result<(), FollowError> {
+        let image = &self.shared.image;
+        let mut at = gap.start;
+        while at < gap.end {
+            let left = gap.end - at;
+            let stretches = match left <= KEPT_AT_ONCE_BYTES {
+                true => vec![(left, true)],
+                false => image.status(at, left).map_err(cannot_be("read"))?,
+            };
+            for (len, holds_data) in stretches {
+                let end = at + len;
+                if !holds_data {
+                    self.lock().switch.save(at, Content::Zero(len));
+                    at = end;
+                }
+                while at < end {
+                    let mut old = vec![0; (end - at).min(KEPT_AT_ONCE_BYTES) as usize];
+                    image.read(at, &mut old).map_err(cannot_be("read"))?;
+                    self.scratch(at, &old).map_err(cannot_be("written"))?;
+                    let from = at;
+                    at += old.len() as u64;
+                    let mut state = self.lock();
+                    state.switch.save(from, Content::Data(old.into()));
+                    self.press(&mut state, link)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// D6: asks for a sync once per epoch; gives up when the host's memory is at stake.
