@@ -348,6 +348,14 @@ impl Image {
         Ok(())
     }
 
+    /// All of it is a hole, set aside or not, and so reads as zeroes. Where nobody knows, it holds data.
+    pub fn is_hole(&self, offset: u64, len: u64) -> bool {
+        self.status(offset, len).is_ok_and(|stretches| {
+            let holes = stretches.iter().filter(|(_, holds_data)| !holds_data);
+            holes.map(|(len, _)| len).sum::<u64>() == len
+        })
+    }
+
     /// Consecutive stretches from `offset` on: (length, holds data).
     ///
     /// # Errors

@@ -5,7 +5,14 @@ use super::{
     tests::{Dir, Host, MIB, join, sync},
     *,
 };
-use std::{fs, os::unix::fs::FileExt};
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    io::Errno,
+};
+use std::{
+    fs,
+    os::unix::fs::{FileExt, MetadataExt},
+};
 
 const WAIT: Duration = Duration::from_secs(20);
 
@@ -73,4 +80,25 @@ fn a_trim_of_more_data_than_the_backup_may_hold_costs_the_backup_and_not_the_hos
     assert!(reason.contains("its limit"), "{reason}");
     let peak_bytes = backup.disk.status().backup.counters.peak_bytes;
     assert!(peak_bytes < 6 * MIB, "{peak_bytes}");
+}
+
+#[test]
+fn what_is_set_aside_for_the_backups_image_stays_so_in_a_join() {
+    let dir = Dir::new("set-aside");
+    let (image, bytes) = (dir.0.join("b.img"), 16 * MIB);
+    let file = fs::File::create(&image).unwrap();
+    if let Err(Errno::OPNOTSUPP) = fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+        return println!("not tried: this file system sets nothing aside");
+    }
+    let allocated = || file.metadata().unwrap().blocks() * 512;
+    assert!(allocated() >= bytes);
+    let [primary, backup] =
+        ["a", "b"].map(|name| Host::open(&dir.0, name, 16, Storage::Gannet, Limits::default()));
+    primary.disk.start_alone(Term(1)).unwrap();
+    primary.write(3 * MIB, 7, 4096);
+    join(&primary, &backup, AttachOptions::default());
+    assert!(allocated() >= bytes, "{} of {bytes}", allocated());
+    sync(&primary, &backup, 1);
+    assert!(backup.disk.wait_settled(WAIT).unwrap());
+    assert!(fs::read(&primary.image).unwrap() == fs::read(&backup.image).unwrap());
 }

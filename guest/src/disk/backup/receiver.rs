@@ -291,6 +291,12 @@ impl Backup {
         self.shared
             .begin_mixing()
             .map_err(cannot_be("marked as incomplete"))?;
+        if let Content::Zero(len) = content
+            && self.shared.image.is_hole(offset, *len)
+        {
+            // It may be space that a person has set aside for this image, and punched it would be given back.
+            return Ok(());
+        }
         self.shared
             .put(offset, content, true)
             .map_err(cannot_be("written"))
