@@ -128,8 +128,8 @@ impl DirtyMap {
     pub fn add(&self, more: &ExtentSet) -> io::Result<()> {
         let file = self.file();
         let mut words = self.lock().words.clone();
-        for extent in more.iter() {
-            words[extent as usize / 64] |= bit(extent);
+        for (word, more) in words.iter_mut().zip(more.words()) {
+            *word |= more;
         }
         self.write_durably(&file, 0, &words)
     }
@@ -149,18 +149,20 @@ impl DirtyMap {
 
     /// Every extent in the map.
     pub fn all(&self) -> ExtentSet {
-        let state = self.lock();
-        (0..self.extents)
-            .filter(|extent| state.words[*extent as usize / 64] & bit(*extent) != 0)
-            .collect()
+        let mut words = self.lock().words.clone();
+        // The last word may have bits that are none of the disk's.
+        if let Some(last) = words.last_mut().filter(|_| self.extents % 64 != 0) {
+            *last &= bit(self.extents) - 1;
+        }
+        ExtentSet::from_words(words)
     }
 
     /// M2: takes `done` out, in memory; the file has more until [`Self::save`]. Never waits for the disk. The caller makes sure of
     /// M3, and that no write to any of it is under way.
     pub fn clear(&self, done: &ExtentSet) {
         let mut state = self.lock();
-        for extent in done.iter() {
-            state.words[extent as usize / 64] &= !bit(extent);
+        for (word, done) in state.words.iter_mut().zip(done.words()) {
+            *word &= !done;
         }
     }
 

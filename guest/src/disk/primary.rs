@@ -187,7 +187,7 @@ impl Primary {
     /// Nothing while somebody else holds the state: whoever asks may not be able to wait.
     pub(super) fn describe(&self, status: &mut DiskStatus) -> Option<()> {
         let state = self.state.try_lock()?;
-        status.dirty_bytes = state.extents.needed().len() * EXTENT_BYTES;
+        status.dirty_bytes = state.extents.needed_len() * EXTENT_BYTES;
         if let Some(peer) = &state.peer {
             let left = peer.copying.as_ref().map_or(0, |copying| copying.left.len());
             status.role = "primary";
