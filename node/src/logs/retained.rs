@@ -3,7 +3,8 @@
 //! * **Decides:** which entries a reader gets, and what is too old.
 //! * **Flow:** the log's loop pushes and cuts; readers, each on a thread of its own, take copies that share the entries' memory.
 //! * **Invariants:** 1. a reader holds a batch at most, however slowly it goes: what it has missed is not kept for it.
-//!   2. nobody waits for a reader.
+//!   2. nobody waits for a reader. 3. a reader is told where it goes on, past what was applied and no news to it (a leader's first
+//!   entry, a repetition), so it never asks for the same nothing twice without waiting.
 //! * **Not here:** what is cut (`run`), bytes on a socket (`session`).
 
 use bytes::Bytes;
@@ -31,8 +32,8 @@ pub struct Kept {
 /// What a reader is told.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Look {
-    /// These are next; none if nothing came meanwhile.
-    Entries(Vec<Kept>),
+    /// These are next, none if nothing came meanwhile; and where the reader goes on (invariant 3).
+    Entries { batch: Vec<Kept>, next: u64 },
     /// The oldest that is there is this one.
     Compacted(u64),
     /// The log is no more on this host.
@@ -130,7 +131,12 @@ impl Retained {
         if batch.is_empty() && inner.ended {
             return Look::Ended;
         }
-        Look::Entries(batch)
+        let cut = begin + batch.len() < inner.entries.len();
+        let next = match batch.last() {
+            Some(last) if cut => last.index + 1,
+            _ => from.max(inner.last + 1),
+        };
+        Look::Entries { batch, next }
     }
 }
 
@@ -148,7 +154,7 @@ mod tests {
     }
     fn indices(look: Look) -> Vec<u64> {
         match look {
-            Look::Entries(entries) => entries.iter().map(|entry| entry.index).collect(),
+            Look::Entries { batch, .. } => batch.iter().map(|entry| entry.index).collect(),
             other => panic!("{other:?}"),
         }
     }
@@ -180,6 +186,33 @@ mod tests {
             1010,
         );
         assert_eq!(indices(kept.look(1001, Duration::ZERO)), [1001, 1002]);
+    }
+
+    #[test]
+    fn a_reader_goes_on_after_what_was_no_news_and_waits_there() {
+        let kept = Retained::default();
+        kept.begin(1);
+        let nothing = |next| Look::Entries { batch: vec![], next };
+        assert_eq!(kept.look(0, Duration::ZERO), nothing(1));
+        // A leader's first entry: the reader passes it, once.
+        kept.push(vec![], 1);
+        assert_eq!(kept.look(0, Duration::ZERO), nothing(2));
+        assert_eq!(kept.look(1, Duration::ZERO), nothing(2));
+        let (wait, began) = (Duration::from_millis(100), std::time::Instant::now());
+        assert_eq!(kept.look(2, wait), nothing(2));
+        assert!(began.elapsed() >= wait, "it did not wait");
+        // Who wants only what comes later is not taken back.
+        kept.push(vec![entry(2, 1)], 3);
+        assert_eq!(kept.look(9, Duration::ZERO), nothing(9));
+        let batch = vec![entry(2, 1)];
+        assert_eq!(kept.look(2, Duration::ZERO), Look::Entries { batch, next: 4 });
+        // A batch that is cut goes on with what was left out.
+        let more = u64::try_from(BATCH_ENTRIES).expect("a small number") + 1;
+        kept.push((4..4 + more).map(|index| entry(index, 1)).collect(), 3 + more);
+        let Look::Entries { batch, next } = kept.look(4, Duration::ZERO) else {
+            panic!("there are entries");
+        };
+        assert_eq!((batch.len(), next), (BATCH_ENTRIES, 3 + more));
     }
 
     #[test]

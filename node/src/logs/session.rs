@@ -146,9 +146,16 @@ pub fn read(log: &LogPort, from: u64, follow: bool, most: Option<u64>, out: impl
     let mut out = BufWriter::new(out);
     let (mut next, mut left, mut said) = (from, most.unwrap_or(u64::MAX), Instant::now());
     loop {
-        let wait = if follow { ALIVE } else { Duration::ZERO };
+        // Invariant 3, also where the log goes on with nothing that is news.
+        let wait = match follow {
+            true => ALIVE.saturating_sub(said.elapsed()),
+            false => Duration::ZERO,
+        };
         let entries = match log.retained().look(next, wait) {
-            Look::Entries(entries) => entries,
+            Look::Entries { batch, next: on } => {
+                next = on;
+                batch
+            }
             Look::Compacted(first) => {
                 put(&mut out, &Answer::Log(LogAnswer::Compacted { first }))?;
                 let why =
@@ -162,13 +169,16 @@ pub fn read(log: &LogPort, from: u64, follow: bool, most: Option<u64>, out: impl
             if left == 0 {
                 break;
             }
-            (next, left) = (entry.index + 1, left - 1);
+            left -= 1;
             put(&mut out, &said_of(entry))?;
         }
         if left == 0 || (none && !follow) {
             return out.answer(&Answer::done(""));
         }
-        if none && said.elapsed() >= ALIVE / 2 {
+        if none {
+            if said.elapsed() < ALIVE {
+                continue;
+            }
             put(&mut out, &Answer::Alive)?;
         }
         said = Instant::now();
@@ -263,5 +273,29 @@ mod tests {
         );
         drop((waiting, next, asked));
         session.join().expect("the conversation ends");
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_is_noticed_whatever_the_log_does() {
+        let (port, _asked) = crate::logs::tests::port();
+        let port = std::sync::Arc::new(port);
+        port.retained().begin(1);
+        let (near, far) = UnixStream::pair().expect("a pair");
+        drop(near);
+        let reader = std::thread::spawn({
+            let port = port.clone();
+            move || read(&port, 0, true, None, far)
+        });
+        // The log goes on meanwhile, with nothing that a reader is shown.
+        let began = Instant::now();
+        let mut last = 0;
+        while !reader.is_finished() && began.elapsed() < ALIVE * 2 {
+            last += 1;
+            port.retained().push(vec![], last);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(reader.is_finished(), "nobody noticed that the reader has gone");
+        let ended = reader.join().expect("the reader");
+        assert_eq!(ended.expect_err("it has gone").kind(), io::ErrorKind::BrokenPipe);
     }
 }
