@@ -475,7 +475,7 @@ impl Group {
             .or(hard_state.voted_for)
             .filter(|l| *l != self.cfg.core.me);
         for peer in &mut self.peers {
-            peer.open_log(hard_state.term, leader == Some(peer.id), self.cfg.ring_bytes);
+            peer.open_log(hard_state.term, leader, self.cfg.ring_bytes);
         }
     }
 

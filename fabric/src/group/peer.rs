@@ -6,6 +6,8 @@
 //! **Invariants**: 1. a follower's log ring is of its promised term and granted to one peer only. 2. a message found in the
 //! log ring is heard after what was in the mailbox when it was found, so both together keep the order of sending.
 //! 3. a peer whose ring does not move for [`STUCK_US`] though something waits is given up: better a new link.
+//! 4. a link has one log ring for a term at most, so what was written into it, and what is said of how far it was read, is never
+//! taken for another one's. A writer goes by the whole grant all the same: a build that does not keep to this may be at the other end.
 //! **Not here**: what messages mean.
 
 use super::{Bad, Counters};
@@ -13,7 +15,7 @@ use crate::link::{Spoken, Stream};
 use crate::transport::TransportError::ProtocolViolation;
 use crate::transport::ring::{Found, MESSAGE_MAX_BYTES, Place, RingReader, RingWriter, Sent};
 use crate::transport::word::{WordReader, WordWriter};
-use crate::transport::{self, Memory, RegionId, Transport, TransportError};
+use crate::transport::{self, Grant, Memory, RegionId, Transport, TransportError};
 use dunlin_core::consensus::Message;
 use dunlin_core::units::{Index, ReplicaId, Term};
 use dunlin_core::wire::consensus::{WireError, decode, encode};
@@ -159,11 +161,15 @@ pub(super) struct Peer {
     lead_due: Option<[u64; 3]>,
     out: Option<Outgoing>,
     log_out: Option<Channel>,
+    /// What `log_out` is for.
+    log_grant: Option<Grant>,
     lead: WordReader,
     ack: WordReader,
     cursor: WordReader,
     mail: RingReader,
     log: Option<(RingReader, u64)>,
+    /// The newest term for which the peer was given a log ring (invariant 4).
+    log_term: Term,
     /// The cursors that the peer was told: mail, log.
     told: (u64, u64),
     /// The peer should know how far its rings were read, and the link was too full to tell it.
@@ -199,11 +205,13 @@ impl Peer {
             lead_due: None,
             out: None,
             log_out: None,
+            log_grant: None,
             lead: WordReader::new(LEAD, key),
             ack: WordReader::new(ACK, key),
             cursor: WordReader::new(CURSOR, key),
             mail: RingReader::new(MAIL, CONTROL_EPOCH, key),
             log: None,
+            log_term: Term(0),
             told: (0, 0),
             owes_cursor: false,
             urgent: false,
@@ -279,7 +287,8 @@ impl Peer {
                 came_up = true;
             }
             let granted = self.transport.granted(LOG);
-            if self.log_out.as_ref().map(|c| c.ring.epoch()) != granted.map(|g| g.epoch) {
+            if self.log_grant != granted {
+                self.log_grant = granted;
                 self.log_out = granted.map(|g| Channel::new(log_place(g.bytes), g.epoch, g.key, now_us));
             }
         }
@@ -457,17 +466,21 @@ impl Peer {
         }
     }
 
-    /// `mine`: this peer leads, or may come to lead, `term`.
-    pub(super) fn open_log(&mut self, term: Term, mine: bool, bytes: usize) {
+    /// `leader`: who leads `term`, or may come to lead it, as far as is known. While nobody is known the term's ring stays: who led
+    /// it is often heard again.
+    pub(super) fn open_log(&mut self, term: Term, leader: Option<ReplicaId>, bytes: usize) {
         let open = self.transport.opened(LOG).map(|g| g.epoch);
-        if open.is_some_and(|epoch| epoch < term.0 || !mine) {
+        let another = leader.is_some_and(|leader| leader != self.id);
+        if open.is_some_and(|epoch| epoch < term.0 || another) {
             self.transport.revoke(LOG);
             self.log = None;
             // What was told of an older term's ring says nothing of the next one.
             self.told.1 = 0;
             self.urgent = true;
         }
-        if mine && open != Some(term.0) && term.0 > 0 {
+        // Invariant 4: without a ring entries come by the mailbox.
+        if leader == Some(self.id) && term > self.log_term {
+            self.log_term = term;
             match self.transport.register(LOG, term.0, bytes) {
                 Ok(()) => {
                     let grant = self.transport.opened(LOG).expect("just registered");
@@ -530,71 +543,4 @@ fn read(ring: &mut RingReader, memory: &Memory, buffer: &mut Vec<u8>, torn: &mut
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::net::{TcpListener, TcpStream};
-
-    /// Two ends of a link, each of which has opened its control region to the other.
-    fn linked() -> (Peer, Peer) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let theirs = listener.accept().unwrap().0;
-        let mut ours = Peer::new(ReplicaId(1), Stream::unprotected(ours, "peer")).unwrap();
-        let mut theirs = Peer::new(ReplicaId(0), Stream::unprotected(theirs, "peer")).unwrap();
-        let begun = std::time::Instant::now();
-        while !ours.is_up() || !theirs.is_up() {
-            ours.progress(1 << 20, 1, false).unwrap();
-            theirs.progress(1 << 20, 1, false).unwrap();
-            assert!(begun.elapsed().as_secs() < 10, "no grant came");
-        }
-        (ours, theirs)
-    }
-
-    #[test]
-    fn what_a_link_had_no_room_for_goes_on_when_it_has() {
-        let (mut ours, mut theirs) = linked();
-        let (message, mut counters) = (vec![7; 100_000], Counters::default());
-        const MESSAGES: usize = 60;
-        for _ in 0..MESSAGES {
-            ours.send_entries(Term(1), &message, &mut counters);
-        }
-        assert!(
-            ours.unplaced_bytes() > 0,
-            "six megabytes are more than the ring and the link take"
-        );
-        let (mut heard, mut buffer) = (0, Vec::new());
-        let begun = std::time::Instant::now();
-        while heard < MESSAGES {
-            for peer in [&mut ours, &mut theirs] {
-                peer.flush(true, &mut counters).unwrap();
-                peer.progress(1 << 20, 1, false).unwrap();
-            }
-            while theirs.hear(&mut buffer, 1).is_some() {
-                heard += 1;
-            }
-            while ours.hear(&mut buffer, 1).is_some() {}
-            assert!(
-                begun.elapsed().as_secs() < 10,
-                "{heard} of {MESSAGES} messages arrived"
-            );
-        }
-        assert_eq!((ours.queued_bytes(), counters.given_up), (0, 0));
-    }
-
-    #[test]
-    fn a_peer_that_takes_nothing_costs_a_bounded_queue() {
-        // It grants its memory, and never says how far it has read.
-        let (mut ours, _theirs) = linked();
-        let (message, mut counters) = (vec![7; 100_000], Counters::default());
-        for _ in 0..200 {
-            // No log ring was granted: entries go by the mailbox.
-            ours.send_entries(Term(1), &message, &mut counters);
-            assert!(ours.failed.is_none(), "the link is well, only slow");
-            let most = QUEUE_MAX_BYTES + message.len();
-            assert!(ours.queued_bytes() <= most, "{} bytes wait", ours.queued_bytes());
-        }
-        // 20 MB were said: a part fills the ring or the link, eight wait.
-        assert!(counters.given_up > 80, "{counters:?}");
-        assert!(ours.queued_bytes() > QUEUE_MAX_BYTES / 2);
-    }
-}
+mod tests;
