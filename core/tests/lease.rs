@@ -3,7 +3,7 @@
 
 mod group;
 
-use dunlin_core::consensus::{Action, Durability, Event, Message, Role, Stand, Standby};
+use dunlin_core::consensus::{Action, Durability, Event, Member, Message, Role, Stand, Standby};
 use dunlin_core::units::{ReplicaId, Term};
 use group::{Group, three};
 
@@ -178,6 +178,62 @@ fn a_transfer_ends_the_lease_before_the_heir_is_told() {
     let from = ReplicaId(leader);
     group.step(heir, Event::Received { from, message: word });
     assert_eq!((group.leader(), group.nodes[&heir].term()), (Some(leader), term));
+}
+
+#[test]
+fn a_leader_whose_heir_died_before_it_stood_speaks_again_in_a_newer_term() {
+    for durability in BOTH {
+        let (mut group, leader, heir) = at_work(durability);
+        let term = group.nodes[&leader].term();
+        group.down = vec![heir];
+        group.step(leader, Event::TransferTo(ReplicaId(heir)));
+        assert!(!group.may_speak(leader));
+        group.run(2_000_000);
+        assert_eq!(group.leader(), Some(leader));
+        assert!(group.nodes[&leader].term() > term, "the old word counts no more");
+        assert!(group.may_speak(leader), "{durability:?}");
+        // The heir is back, with a word of the old term.
+        group.down.clear();
+        let from = ReplicaId(leader);
+        let message = Message::Campaign {
+            term,
+            beat: 1_000_000,
+        };
+        group.step(heir, Event::Received { from, message });
+        group.run(20_000);
+        assert!(group.leader() == Some(leader) && group.may_speak(leader));
+    }
+}
+
+#[test]
+fn an_heir_that_is_agreed_to_be_no_member_is_not_waited_for() {
+    let (mut group, leader, heir) = at_work(Durability::Memory);
+    let term = group.nodes[&leader].term();
+    group.down = vec![heir];
+    group.step(leader, Event::TransferTo(ReplicaId(heir)));
+    let failed = Action::TransferFailed { to: ReplicaId(heir) };
+    while !group.events.contains(&(leader, failed.clone())) {
+        group.run(1_000);
+    }
+    let mut members = three();
+    members.retain(|member| member.id != ReplicaId(heir));
+    let change = |group: &mut Group, members: &[Member]| {
+        let node = group.nodes.get_mut(&leader).unwrap();
+        node.change_members(members.to_vec()).unwrap();
+        group.step(leader, Event::Flush);
+    };
+    group.down = vec![heir, 2];
+    change(&mut group, &members);
+    assert!(!group.may_speak(leader), "it is not agreed");
+    group.down = vec![heir];
+    group.run(30_000);
+    assert!(group.may_speak(leader));
+    group.add(Durability::Memory, 3, vec![]);
+    members.push(Member::full(3));
+    change(&mut group, &members);
+    group.run(1_000_000);
+    assert!(group.may_speak(leader));
+    assert_eq!(group.nodes[&leader].term(), term, "in the same term");
 }
 
 #[test]

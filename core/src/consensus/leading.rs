@@ -83,6 +83,8 @@ pub(super) struct Leading {
     pub(super) pressing: Index,
     /// Who was told to stand for election in this term, at which beat (X3 in `lease`).
     pub(super) heirs: Vec<(ReplicaId, u64)>,
+    /// Since when one of them is waited for though no transfer is under way any more, by `awake_us` (X3).
+    pub(super) heir_silent_since_us: Option<u64>,
     /// Reads that wait: id, index to apply, and the beat that a majority must echo (0: not asked yet).
     pub(super) reads: Vec<(u64, Index, u64)>,
 }
@@ -96,11 +98,6 @@ impl Leading {
         self.heirs.retain(|(told, _)| *told != heir);
         self.heirs.push((heir, self.beat));
         self.beat
-    }
-    /// Whether all who were told to stand have let that pass, for they echo later beats.
-    pub(super) fn heirs_have_passed(&self) -> bool {
-        let passed = |(heir, told): &(ReplicaId, u64)| self.peer(*heir).is_some_and(|peer| peer.beat > *told);
-        self.heirs.iter().all(passed)
     }
     pub(super) fn position(&self, id: ReplicaId) -> Option<usize> {
         if self.peers.len() < FEW {

@@ -11,7 +11,8 @@
 //!   system says that its end of the link is closed: then that process is gone, or has itself let go of the link, and with it of
 //!   what came through it;
 //! - X3 a leadership transfer ends the lease before the heir is told. It comes back only by an echo that the heir sent after it had let
-//!   the word to stand for election pass.
+//!   the word to stand for election pass, or when it is agreed that the heir is no member: every later leader's log says so, and whoever
+//!   holds that stands for nothing. A leader whose heir says nothing gives its term up: in the next one that word counts no more.
 //!
 //! Source: Gray and Cheriton 1989 (leases); Ongaro 6.4.1, and 4.2.3 (who hears a leader disregards candidates).
 //!
@@ -40,11 +41,33 @@ impl Consensus {
         if self.bugged(Bug::SpeaksUntilDeposed) {
             return Some(u64::MAX);
         }
-        if !self.leading.heirs_have_passed() && !self.bugged(Bug::SpeaksWhileTransferring) {
+        if !self.heirs_have_passed() && !self.bugged(Bug::SpeaksWhileTransferring) {
             return None;
         }
         let sent_us = self.majority_mark(u64::MAX / 2, Peer::echoed_us);
         (sent_us > 0).then(|| sent_us.saturating_add(self.lease_us()))
+    }
+
+    /// X3: whether nobody who was told to stand for election in this term can be elected by that word any more.
+    fn heirs_have_passed(&self) -> bool {
+        let settled = self.log.members_index() <= self.order.committed();
+        let passed = |(heir, told): &(ReplicaId, u64)| match self.leading.peer(*heir) {
+            Some(peer) => peer.beat > *told,
+            None => settled,
+        };
+        self.leading.heirs.iter().all(passed)
+    }
+
+    /// X3: whether an heir has said nothing for so long after its transfer was given up that only a newer term helps. It says more with
+    /// its next echo if it lives, so that is waited for.
+    pub(super) fn heir_stays_silent(&mut self) -> bool {
+        if self.leading.transfer.is_some() || self.heirs_have_passed() {
+            self.leading.heir_silent_since_us = None;
+            return false;
+        }
+        let awake_us = self.awake_us();
+        let since_us = *self.leading.heir_silent_since_us.get_or_insert(awake_us);
+        awake_us >= since_us.saturating_add(self.cfg.election_max_us)
     }
 
     /// X1: shorter than the shortest time in which anybody else is voted for.

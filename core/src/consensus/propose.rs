@@ -404,6 +404,10 @@ impl Consensus {
         if self.transfer_expired(out) {
             return;
         }
+        // X3: without a lease it is of no use.
+        if self.heir_stays_silent() {
+            return self.stop_leading(out);
+        }
         self.beat(out);
         self.push_transfer_again(out);
         let (last, resend_us) = (self.log.last().index, self.resend_us());

@@ -259,7 +259,8 @@ pub enum Action {
         /// From the event.
         id: u64,
     },
-    /// The leadership transfer was not taken within an election time-out; this replica leads on.
+    /// The leadership transfer was not taken in time; this replica leads on, if that member is heard again or leaves the group: an heir
+    /// that says nothing costs the term (X3 in `lease`).
     TransferFailed {
         /// Who did not take it.
         to: ReplicaId,
