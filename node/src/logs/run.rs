@@ -14,7 +14,7 @@ use crate::vm::{Connector, Host};
 use crossbeam_channel::{Receiver, Sender};
 use dunlin_api::EventKind;
 use dunlin_api::log::{LogAnswer, LogHost, LogRecord, LogState, LogStatus};
-use dunlin_core::consensus::{Durability, EntryKind, Member, Refusal, Role, Snapshot};
+use dunlin_core::consensus::{Durability, Entry, EntryKind, Member, Refusal, Role, Snapshot};
 use dunlin_core::logged::{Proposal, Proposers, Verdict};
 use dunlin_core::units::{Index, ReplicaId, Term};
 use dunlin_fabric::group::{GroupConfig, GroupEvent, KeptGroup};
@@ -75,6 +75,24 @@ struct Agreed {
     now: Proposers,
     cut: Index,
     applied: Index,
+}
+
+impl Agreed {
+    /// The next entry that is agreed, up to `through`. None also while the group has a snapshot that is still to be taken
+    /// ([`GroupEvent::SnapshotInstalled`]): what it holds then does not follow on what is applied here, and the snapshot stands for it.
+    fn follow(
+        &mut self,
+        through: Index,
+        held: impl FnOnce(Index) -> Option<Entry>,
+    ) -> Option<(Index, Entry)> {
+        if self.applied >= through {
+            return None;
+        }
+        let index = self.applied.next();
+        let entry = held(index)?;
+        self.applied = index;
+        Some((index, entry))
+    }
 }
 
 /// Why the log does not go on here.
@@ -307,13 +325,7 @@ impl LogLoop {
     /// Invariant 1.
     fn apply(&mut self, through: Index) {
         let mut news = Vec::new();
-        while self.agreed.applied < through {
-            let index = self.agreed.applied.next();
-            let Some(entry) = self.group.entry(index) else {
-                self.fail(format!("the agreed entry {} is not held", index.0));
-                break;
-            };
-            self.agreed.applied = index;
+        while let Some((index, entry)) = self.agreed.follow(through, |index| self.group.entry(index)) {
             let pending = self.pending.remove(&index.0);
             if entry.kind != EntryKind::Data {
                 continue;
@@ -531,5 +543,32 @@ fn answer(verdict: Verdict, number: u64, index: Index) -> LogAnswer {
             why: format!("this proposer's next number is {due}, not {number}"),
             again: false,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+    use dunlin_core::units::Viewstamp;
+
+    #[test]
+    fn what_a_snapshot_has_overtaken_is_no_failure_and_waits_for_the_snapshot() {
+        let held = |index| {
+            let stamp = Viewstamp { term: Term(1), index };
+            let (kind, payload) = (EntryKind::Data, Bytes::new());
+            Some(Entry { stamp, kind, payload })
+        };
+        let followed = |agreed: &mut Agreed, held: &dyn Fn(Index) -> Option<Entry>| {
+            agreed.follow(Index(3), held).map(|(index, _)| index)
+        };
+        let mut agreed = Agreed::default();
+        assert_eq!(followed(&mut agreed, &held), Some(Index(1)));
+        // The group has a snapshot up to the second entry, and its loop has heard of what was agreed before alone.
+        assert_eq!(followed(&mut agreed, &|_| None), None);
+        assert_eq!(agreed.applied, Index(1));
+        agreed.applied = Index(2);
+        assert_eq!(followed(&mut agreed, &held), Some(Index(3)));
+        assert_eq!(followed(&mut agreed, &held), None);
     }
 }
