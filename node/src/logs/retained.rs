@@ -96,6 +96,11 @@ impl Retained {
         self.news.notify_all();
     }
 
+    /// Whether no more will come.
+    pub fn has_ended(&self) -> bool {
+        self.lock().ended
+    }
+
     /// First and last index, entries and bytes.
     pub fn figures(&self) -> (u64, u64, u64, u64) {
         let inner = self.lock();

@@ -39,6 +39,8 @@ const GIVEN_UP: Duration = Duration::from_secs(10);
 const LONGEST_SLEEP_US: u64 = 100_000;
 /// The status is at most this old.
 const SHOW_US: u64 = 100_000;
+/// Why nothing is taken when the loop is at its end.
+const ENDS: &str = "this host's daemon ends, or the log is removed";
 /// A loop that does not turn for so long is taken for hung.
 const HUNG: Duration = Duration::from_secs(1);
 
@@ -203,7 +205,8 @@ impl LogLoop {
             self.give_up_late();
             self.show(false);
         }
-        self.refuse_all("this host's daemon ends, or the log is removed");
+        self.refuse_all(ENDS);
+        refuse_waiting(&self.proposals, ENDS);
         self.shared.retained.end();
     }
 
@@ -520,6 +523,15 @@ impl LogLoop {
     }
 }
 
+/// What waits was proposed to nobody. A new conversation is told whether there is a log here.
+fn refuse_waiting(proposals: &Receiver<Asked>, why: &str) {
+    for Asked { number, reply, .. } in proposals.try_iter() {
+        let (why, again) = (why.to_owned(), true);
+        // Whoever asked may have gone.
+        let _ = reply.try_send(LogAnswer::Refused { number, why, again });
+    }
+}
+
 /// Of a proposal that may have been agreed or not.
 fn nobody_knows(why: &str, number: u64) -> LogAnswer {
     LogAnswer::Refused {
@@ -547,28 +559,4 @@ fn answer(verdict: Verdict, number: u64, index: Index) -> LogAnswer {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use bytes::Bytes;
-    use dunlin_core::units::Viewstamp;
-
-    #[test]
-    fn what_a_snapshot_has_overtaken_is_no_failure_and_waits_for_the_snapshot() {
-        let held = |index| {
-            let stamp = Viewstamp { term: Term(1), index };
-            let (kind, payload) = (EntryKind::Data, Bytes::new());
-            Some(Entry { stamp, kind, payload })
-        };
-        let followed = |agreed: &mut Agreed, held: &dyn Fn(Index) -> Option<Entry>| {
-            agreed.follow(Index(3), held).map(|(index, _)| index)
-        };
-        let mut agreed = Agreed::default();
-        assert_eq!(followed(&mut agreed, &held), Some(Index(1)));
-        // The group has a snapshot up to the second entry, and its loop has heard of what was agreed before alone.
-        assert_eq!(followed(&mut agreed, &|_| None), None);
-        assert_eq!(agreed.applied, Index(1));
-        agreed.applied = Index(2);
-        assert_eq!(followed(&mut agreed, &held), Some(Index(3)));
-        assert_eq!(followed(&mut agreed, &held), None);
-    }
-}
+mod tests;

@@ -5,7 +5,8 @@
 //!   daemons. A reader's thread takes batches of [`Retained`] and writes them.
 //! * **Invariants:** 1. after a refusal nothing of the conversation is taken any more, so what a proposer has under way is
 //!   always a stretch of its numbers. 2. [`UNDER_WAY`] proposals of a conversation are under way at most: then its lines are not read.
-//!   3. a side that is gone is noticed, for something is said every [`ALIVE`].
+//!   3. a side that is gone is noticed, for something is said every [`ALIVE`]. 4. a log that ends here ends its conversations, also those
+//!   that say nothing meanwhile.
 //! * **Not here:** agreement (`run`).
 
 use super::LogPort;
@@ -27,6 +28,8 @@ pub const UNDER_WAY: usize = 256;
 const MOST_LINE_BYTES: u64 = (MOST_ENTRY_BYTES * 4 / 3 + 256) as u64;
 /// Something is said so often.
 pub const ALIVE: Duration = Duration::from_secs(5);
+/// What is said where the log has ended.
+const GONE: &str = "the log is not on this host any more";
 /// So long a leader is waited for.
 pub const LEADER: Duration = Duration::from_secs(5);
 
@@ -39,13 +42,15 @@ pub fn write<W: Write + Send>(
     end: impl FnOnce(W) + Send,
 ) {
     // A line of the answers' and the refusal that ends it are more than what is under way.
-    let (reply, answers) = bounded(UNDER_WAY + 2);
+    let (to_writer, answers) = bounded(UNDER_WAY + 2);
     let (take, given_back) = bounded::<()>(UNDER_WAY);
     std::thread::scope(|scope| {
+        // Gone when the lines end: the answers end with the last one that is owed, and the scope waits for them.
+        let reply = to_writer;
         let writer = std::thread::Builder::new().name("log-answers".into());
         let answering = writer.spawn_scoped(scope, move || {
             // Whoever listened has gone.
-            let _ = tell(&answers, &given_back, &mut out);
+            let _ = tell(&answers, &given_back, &mut out, || log.retained().has_ended());
             end(out);
         });
         if let Err(error) = answering {
@@ -79,6 +84,9 @@ pub fn write<W: Write + Send>(
                 reply: reply.clone(),
             };
             if !log.propose(asked) {
+                // Another host may have the log: a new conversation is told.
+                let (why, again) = (GONE.to_owned(), true);
+                let _ = reply.try_send(LogAnswer::Refused { number, why, again });
                 return;
             }
         }
@@ -105,8 +113,13 @@ fn understood(line: &str, by: Option<&String>) -> Result<(u64, Proposal), (u64, 
     }
 }
 
-/// Writes what is answered, until it ends or something was refused (invariant 1).
-fn tell(answers: &Receiver<LogAnswer>, given_back: &Receiver<()>, out: impl Write) -> io::Result<()> {
+/// Writes what is answered, until it ends or something was refused (invariant 1), or the log has ended (invariant 4).
+fn tell(
+    answers: &Receiver<LogAnswer>,
+    given_back: &Receiver<()>,
+    out: impl Write,
+    has_ended: impl Fn() -> bool,
+) -> io::Result<()> {
     let mut out = BufWriter::new(out);
     loop {
         match answers.recv_timeout(ALIVE) {
@@ -121,6 +134,8 @@ fn tell(answers: &Receiver<LogAnswer>, given_back: &Receiver<()>, out: impl Writ
                     out.flush()?;
                 }
             }
+            // What the loop was given in its last moment is answered by nobody.
+            Err(RecvTimeoutError::Timeout) if has_ended() => return out.answer(&Answer::failed(GONE)),
             Err(RecvTimeoutError::Timeout) => out.answer(&Answer::Alive)?,
             Err(RecvTimeoutError::Disconnected) => return out.flush(),
         }
@@ -162,7 +177,7 @@ pub fn read(log: &LogPort, from: u64, follow: bool, most: Option<u64>, out: impl
                     format!("entry {next} is compacted: the oldest on this host is {first}; read from there");
                 return out.answer(&Answer::failed(why));
             }
-            Look::Ended => return out.answer(&Answer::failed("the log is not on this host any more")),
+            Look::Ended => return out.answer(&Answer::failed(GONE)),
         };
         let none = entries.is_empty();
         for entry in entries {
@@ -272,6 +287,51 @@ mod tests {
             "{said}"
         );
         drop((waiting, next, asked));
+        session.join().expect("the conversation ends");
+    }
+
+    /// A writer's conversation, and the writer's end of it.
+    fn conversation(port: LogPort) -> (std::thread::JoinHandle<()>, BufReader<UnixStream>) {
+        let (near, far) = UnixStream::pair().expect("a pair");
+        let out = far.try_clone().expect("another end");
+        let session = std::thread::spawn(move || {
+            write(&port, None, &far, out, |out| {
+                let _ = out.shutdown(std::net::Shutdown::Both);
+            });
+        });
+        (session, BufReader::new(near))
+    }
+
+    fn next_line(said: &mut impl BufRead) -> String {
+        let mut line = String::new();
+        said.read_line(&mut line).expect("what is said");
+        line
+    }
+
+    #[test]
+    fn a_writer_hears_at_once_that_the_log_has_ended() {
+        let (port, asked) = crate::logs::tests::port();
+        let (session, mut said) = conversation(port);
+        drop(asked);
+        let line = b"{\"number\":7,\"data\":\"\"}\n";
+        said.get_mut().write_all(line).expect("the socket takes it");
+        let refused = next_line(&mut said);
+        assert!(
+            refused.contains("\"refused\"") && refused.contains("\"number\":7"),
+            "{refused}"
+        );
+        assert_eq!(next_line(&mut said), "", "nothing follows");
+        session.join().expect("the conversation ends");
+    }
+
+    #[test]
+    fn a_writer_that_says_nothing_hears_that_the_log_has_ended() {
+        let (port, _asked) = crate::logs::tests::port();
+        port.retained().end();
+        let (session, mut said) = conversation(port);
+        let failed = next_line(&mut said);
+        assert!(failed.contains(GONE), "{failed}");
+        assert_eq!(next_line(&mut said), "", "nothing follows");
         session.join().expect("the conversation ends");
     }
 
