@@ -90,8 +90,9 @@ pub struct Restored {
     pub snapshot: Snapshot,
     /// The log on disk, consecutive; entries at or before `snapshot.last` may still be there.
     pub log: Vec<Entry>,
-    /// Set it for `Durability::Memory` when a hard state was found on disk: this replica took part before and has lost
-    /// its log. It starts as `Role::Recovering`.
+    /// Set it when a hard state was found on disk, and the log that went with it was in memory alone (as it is with
+    /// `Durability::Memory`, and for the first start after a change to `Durability::Disk`): this replica took part before and has
+    /// lost its log. It starts as `Role::Recovering`.
     pub lost_memory: bool,
 }
 

@@ -9,6 +9,8 @@
 //! 2. Entries go to the followers before the leader waits for its own disk: both take their time together.
 //! 3. The log ring that a peer may write to is of the term that is promised or led by it; a newer promise revokes it.
 //! 4. Losing a message is allowed, so a full ring drops only what the core will say again.
+//! 5. A replica whose log was kept in memory since the one on its disk was written has lost its memory, whatever the durability is now: that
+//!    log goes, and it recovers, until the disk holds again all that it has acknowledged.
 //!
 //! **Source**: APUS (GAIA 2.1.2): "logs locally and writes to all backups". **Not here**: what the owner says to it and hears (`types`), what it waits for
 //! (`waiting`) and looks at (`status`); who connects to whom and when again (the owner: [`Group::add_link`]).
@@ -27,7 +29,7 @@ use crate::log::{Command, Cut, Disk, Done, Writer};
 use crate::transport::TransportError;
 use bytes::Bytes;
 use dunlin_core::consensus::{
-    Action, Consensus, Durability, Event, HardState, Member, Message, Refusal, Restored,
+    Action, Consensus, Durability, Event, HardState, Member, Message, Refusal, Restored, Role,
 };
 use dunlin_core::units::{Index, ReplicaId, Term, Viewstamp};
 use dunlin_core::wire::consensus::encode_append;
@@ -69,6 +71,8 @@ pub struct Group {
     keeping: bool,
     buffer: Vec<u8>,
     counters: Counters,
+    /// Its log is on disk, and is not what it has acknowledged yet (invariant 5).
+    recovers_disk: bool,
     cut: Option<Cut>,
     violations: Vec<(ReplicaId, u64, u64)>,
 }
@@ -77,14 +81,21 @@ impl Group {
     /// Opens the log in `cfg.dir` (or founds it) and starts as a follower.
     pub fn open(cfg: GroupConfig) -> Result<Self, GroupError> {
         let io = |what| move |source| GroupError::Io { what, source };
-        let (disk, found) = Disk::open(&cfg.dir, cfg.disk.clone())?;
+        let (mut disk, found) = Disk::open(&cfg.dir, cfg.disk.clone())?;
         let memory = cfg.core.durability == Durability::Memory;
+        // Invariant 5.
+        let forgot = memory || found.in_memory;
+        if memory {
+            disk.leaves_for_memory()?;
+        } else if forgot {
+            disk.forget()?;
+        }
         let fresh = Restored::fresh(cfg.members.clone());
         let restored = Restored {
             hard_state: found.hard_state.unwrap_or_default(),
-            snapshot: found.snapshot.filter(|_| !memory).unwrap_or(fresh.snapshot),
-            log: if memory { Vec::new() } else { found.log },
-            lost_memory: memory && found.hard_state.is_some_and(|p| p != HardState::default()),
+            snapshot: found.snapshot.filter(|_| !forgot).unwrap_or(fresh.snapshot),
+            log: if forgot { Vec::new() } else { found.log },
+            lost_memory: forgot && found.hard_state.is_some_and(|p| p != HardState::default()),
         };
         let seed = crate::keys::random()
             .map(u64::from_le_bytes)
@@ -118,6 +129,7 @@ impl Group {
             keeping: false,
             buffer: Vec::new(),
             counters: Counters::default(),
+            recovers_disk: forgot && !memory,
             cut: found.cut,
             violations: Vec::new(),
         };
@@ -392,6 +404,11 @@ impl Group {
             self.obey(action);
         }
         self.actions = actions;
+        // Invariant 5. A candidate may be one by a person's order, which is not on disk yet.
+        if self.recovers_disk && matches!(self.core.role(), Role::Follower { .. } | Role::Leader) {
+            self.recovers_disk = false;
+            self.writer.submit(Command::CountsAgain);
+        }
     }
 
     fn obey(&mut self, action: Action) {

@@ -6,6 +6,7 @@ use dunlin_core::consensus::{EntryKind, Snapshot};
 use std::net::{TcpListener, TcpStream};
 use std::time::Instant;
 
+mod durability;
 mod protocol;
 mod waiting;
 

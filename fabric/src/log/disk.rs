@@ -2,7 +2,8 @@
 //!
 //! **Flow**: `open` -> (`append` | `cut` | `snapshot`)* -> `sync`. **Invariants**: 1. segments are numbered without gaps; a
 //! new one is begun only after the old one was synced. 2. a segment goes when the snapshot stands for all its entries and
-//! it is the oldest one, so what is left can always be replayed. 3. the snapshot file is replaced by rename.
+//! it is the oldest one, so what is left can always be replayed. 3. the snapshot file is replaced by rename. 4. while the log is kept in
+//! memory alone a mark on the disk says so, for what was acknowledged then is not in these files; it stays until they hold it again.
 //! **Not here**: threads (`worker`), what a record looks like (`record`).
 
 use super::DiskError;
@@ -14,12 +15,14 @@ use dunlin_core::consensus::{Entry, HardState, MOST, Snapshot};
 use dunlin_core::units::{Index, Viewstamp};
 use dunlin_core::wire::consensus::{decode_snapshot, encode_snapshot};
 use std::collections::VecDeque;
-use std::fs::File;
-use std::io::Write;
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
+/// Invariant 4.
+const IN_MEMORY: &str = "in-memory";
 /// So much of the next segment is filled at once.
 const PREPARE_BYTES: u64 = 256 << 10;
 
@@ -63,6 +66,8 @@ pub struct Found {
     pub log: Vec<Entry>,
     /// A torn tail was cut.
     pub cut: Option<Cut>,
+    /// Since this log was written another one was kept, in memory alone: what was acknowledged then is not here.
+    pub in_memory: bool,
 }
 
 /// The files of one replica's log. One owner at a time, by a lock.
@@ -98,9 +103,14 @@ impl Disk {
         let (hard_state, last) = HardStateFile::open(dir)?;
         let snapshot = read_snapshot(dir)?;
         let base = snapshot.as_ref().map_or(Viewstamp::default(), |s| s.last);
+        let mark = dir.join(IN_MEMORY);
+        let in_memory = mark
+            .try_exists()
+            .map_err(DiskError::io(&mark, "looking for it"))?;
         let mut found = Found {
             hard_state: last,
             snapshot,
+            in_memory,
             ..Found::default()
         };
         let numbers = segment_numbers(dir)?;
@@ -230,6 +240,40 @@ impl Disk {
         Ok(())
     }
 
+    /// From here on the log is kept in memory alone (invariant 4). Needs no room if it was said before.
+    pub fn leaves_for_memory(&mut self) -> Result<(), DiskError> {
+        let mark = self.dir.join(IN_MEMORY);
+        let marked = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&mark)
+            .and_then(|file| file.sync_all());
+        marked.map_err(DiskError::io(&mark, "creating"))?;
+        sync_dir(&self.dir)
+    }
+
+    /// What these files hold does not count, and goes: the newest segment first, so that whatever is left after a crash is a log. The hard
+    /// state stays, and the mark that says why.
+    pub fn forget(&mut self) -> Result<(), DiskError> {
+        self.spare = None;
+        while let Some(newest) = self.segments.pop_back() {
+            remove(&newest.path)?;
+            sync_dir(&self.dir)?;
+        }
+        remove(&self.dir.join("snapshot"))?;
+        sync_dir(&self.dir)?;
+        (self.last, self.base) = (Index(0), Viewstamp::default());
+        Ok(())
+    }
+
+    /// These files hold again whatever was acknowledged (invariant 4).
+    pub fn counts_again(&mut self) -> Result<(), DiskError> {
+        self.sync()?;
+        remove(&self.dir.join(IN_MEMORY))?;
+        sync_dir(&self.dir)
+    }
+
     /// How many bytes the segments take.
     #[must_use]
     pub fn bytes(&self) -> u64 {
@@ -270,7 +314,7 @@ impl Disk {
             .map_err(|_| DiskError::Io {
                 file: self.dir.clone(),
                 what: "a segment's id",
-                source: std::io::ErrorKind::Other.into(),
+                source: ErrorKind::Other.into(),
             })?;
         Filling::begin(&self.dir, number, id, bytes)
     }
@@ -289,6 +333,14 @@ impl Disk {
             self.segments.push_back(next.finish()?);
         }
         Ok(self.segments.back_mut().expect("there is one"))
+    }
+}
+
+/// A file that is gone already is no error.
+fn remove(file: &Path) -> Result<(), DiskError> {
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(DiskError::io(file, "removing")(error)),
+        _ => Ok(()),
     }
 }
 
@@ -344,7 +396,7 @@ fn read_snapshot(dir: &Path) -> Result<Option<Snapshot>, DiskError> {
     let path = dir.join("snapshot");
     let data = match std::fs::read(&path) {
         Ok(data) => data,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
         Err(e) => return Err(DiskError::io(&path, "reading")(e)),
     };
     let corrupt = |what| DiskError::Corrupt {

@@ -10,6 +10,7 @@
 //! 4. The hard state is on disk, whole, before `Done::HardState` is said, whatever the durability.
 //! 5. A full disk stops acknowledgements, not the process; a disk that lost data (an error of fdatasync) is not asked
 //!    again, since the kernel may already have dropped the bytes.
+//! 6. A log that was left for one in memory is never taken for what was acknowledged since, however often the durability is changed.
 //!
 //! **Source**: the figures in docs/fabric.md; "fsyncgate" (PostgreSQL, 2018) for 5. **Not here**: what an entry means.
 

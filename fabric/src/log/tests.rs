@@ -98,6 +98,46 @@ fn what_was_synced_is_found_again_over_many_segments() {
 }
 
 #[test]
+fn a_log_that_was_left_for_one_in_memory_says_so_until_it_counts_again() {
+    let dir = Scratch::new("left");
+    let (mut disk, found) = open(&dir);
+    assert!(!found.in_memory);
+    disk.append(&entries(1, 1..=400)).unwrap();
+    disk.sync().unwrap();
+    disk.snapshot(&Snapshot {
+        last: stamp(1, 10),
+        members: vec![Member::full(0)],
+        state: Bytes::new(),
+    })
+    .unwrap();
+    let hard_state = HardState {
+        term: Term(1),
+        voted_for: None,
+    };
+    disk.hard_state(hard_state).unwrap();
+    disk.leaves_for_memory().unwrap();
+    disk.leaves_for_memory().unwrap();
+    drop(disk);
+    // A crash while it is being forgotten leaves a log that can be read.
+    assert!(segments(&dir).len() > 2);
+    while segments(&dir).len() > 2 {
+        std::fs::remove_file(segments(&dir).pop().unwrap()).unwrap();
+        assert!(open(&dir).1.in_memory);
+    }
+    let (mut disk, _) = open(&dir);
+    disk.forget().unwrap();
+    drop(disk);
+    let (mut disk, found) = open(&dir);
+    assert!(found.in_memory && found.log.is_empty() && found.snapshot.is_none());
+    assert_eq!(found.hard_state, Some(hard_state));
+    disk.append(&entries(2, 1..=5)).unwrap();
+    disk.counts_again().unwrap();
+    drop(disk);
+    let (_, found) = open(&dir);
+    assert_eq!((found.log, found.in_memory), (entries(2, 1..=5), false));
+}
+
+#[test]
 fn a_cut_suffix_stays_cut_and_a_newer_term_replaces_it() {
     let dir = Scratch::new("cut");
     let (mut disk, _) = open(&dir);

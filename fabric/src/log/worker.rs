@@ -49,6 +49,8 @@ pub enum Command {
     HardState(HardState),
     /// Keep this snapshot, and drop what it stands for.
     Snapshot(Snapshot),
+    /// The log on disk counts again: a leader has brought it up to date.
+    CountsAgain,
 }
 
 /// What was done.
@@ -89,8 +91,8 @@ impl Command {
                 .iter()
                 .map(|entry| entry.payload.len() + ENTRY_COST_BYTES)
                 .sum(),
-            // Small, and few: a cut and a hard state for each term, a snapshot for each sync.
-            Self::Cut(_) | Self::HardState(_) | Self::Snapshot(_) => 0,
+            // Small, and few: a cut and a hard state for each term, a snapshot for each sync, the last one once.
+            Self::Cut(_) | Self::HardState(_) | Self::Snapshot(_) | Self::CountsAgain => 0,
         }
     }
 }
@@ -163,6 +165,7 @@ impl Engine {
                     self.disk.snapshot(snapshot)?;
                     done.push(Done::Snapshot(snapshot.last));
                 }
+                Command::CountsAgain => self.disk.counts_again()?,
             }
             self.queue.pop_front();
             self.queued_bytes.fetch_sub(cost, Ordering::Relaxed);
