@@ -1,7 +1,7 @@
 //! What it decides: where in one file the log ends, and whether it ends there rightly.
 //!
-//! **Flow**: [`Filling`] (zero-filled, so that a later sync has no metadata to write) -> `append` -> `sync`; at start
-//! [`Segment::read`].
+//! **Flow**: [`Filling`] (its room is taken at once or not at all; zero-filled, so that a later sync has no metadata to write) -> `append` ->
+//! `sync`; at start [`Segment::read`].
 //! **Invariants**: 1. bytes before `synced` are never written again. 2. behind the last whole record, a whole record of a
 //! batch that began later proves that something synced is damaged: an error. Otherwise the rest is a torn tail.
 //! **Not here**: which files there are (`disk`).
@@ -11,6 +11,8 @@ use super::{Cut, DiskError};
 use dunlin_core::consensus::{Entry, MOST};
 use dunlin_core::units::Index;
 use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
@@ -56,7 +58,7 @@ impl Filling {
             .truncate(true)
             .open(&temporary);
         let file = file.map_err(DiskError::io(&temporary, "creating a segment"))?;
-        Ok(Self {
+        let this = Self {
             dir: dir.to_owned(),
             temporary,
             file,
@@ -64,7 +66,10 @@ impl Filling {
             id,
             bytes,
             at: 0,
-        })
+        };
+        // Where there is too little, nothing is written to find that out, and nobody else meets a disk that was full for that.
+        reserve(&this.file, bytes).map_err(DiskError::io(&this.temporary, "taking room for a segment"))?;
+        Ok(this)
     }
 
     /// Fills about `bytes` more and syncs them. True when all is filled.
@@ -119,6 +124,40 @@ impl Filling {
     }
 }
 
+/// Takes the room that a file will need. A file system that cannot do it tells when it is filled.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    if free_bytes(file)?.is_some_and(|free| free < bytes) {
+        // Some take what there is before they say so.
+        return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+    }
+    loop {
+        // SAFETY: a plain call on an open descriptor.
+        let rc = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes as libc::off_t) };
+        if rc == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::EOPNOTSUPP | libc::ENOSYS) => return Ok(()),
+            _ => return Err(error),
+        }
+    }
+}
+
+/// What is free where this file is, for root as well; none where that is not known.
+fn free_bytes(file: &File) -> io::Result<Option<u64>> {
+    // SAFETY: plain data that lives across the call; the descriptor is open.
+    let (rc, system) = unsafe {
+        let mut system: libc::statvfs = std::mem::zeroed();
+        (libc::fstatvfs(file.as_raw_fd(), &raw mut system), system)
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok((system.f_blocks > 0).then(|| system.f_bfree.saturating_mul(system.f_frsize)))
+}
+
 impl Drop for Filling {
     /// A segment that was given up does not keep its space. (After `finish` there is no such file.)
     fn drop(&mut self) {
@@ -151,7 +190,7 @@ impl Segment {
             .open(path)
             .map_err(DiskError::io(path, "opening"))?;
         let mut data = Vec::new();
-        std::io::Read::read_to_end(&mut &file, &mut data).map_err(DiskError::io(path, "reading"))?;
+        io::Read::read_to_end(&mut &file, &mut data).map_err(DiskError::io(path, "reading"))?;
         let head = data
             .get(..START as usize)
             .ok_or_else(|| corrupt(0, "shorter than its header"))?;
@@ -261,5 +300,26 @@ impl Segment {
         self.batch = self.at;
         self.buffer.clear();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::tests::Scratch;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn what_a_segment_needs_is_taken_before_anything_is_written_and_given_back_with_it() {
+        const BYTES: u64 = 1 << 20;
+        let dir = Scratch::new("room");
+        let filling = Filling::begin(dir.path(), 0, 1, BYTES).unwrap();
+        let file = filling.file.metadata().unwrap();
+        let cannot = file.len() == 0; // this file system
+        assert!(cannot || (file.len() == BYTES && file.blocks() * 512 >= BYTES));
+        drop(filling);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        let segment = Filling::begin(dir.path(), 0, 1, BYTES).unwrap().finish().unwrap();
+        assert_eq!(std::fs::metadata(&segment.path).unwrap().len(), BYTES);
     }
 }

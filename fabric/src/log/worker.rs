@@ -6,7 +6,7 @@
 //! room, or make some) overtake the others, but not their own kind. 2. `Done::Persisted` is said only after the sync. 3. after
 //! `Done::Failed` nothing is acknowledged any more. 4. what waits for a slow or full disk is counted ([`Writer::queued_bytes`]):
 //! the `Group` takes no inputs while it is more than the log may hold (a leader whose followers are quick enough goes on without
-//! its own disk).
+//! its own disk). 5. a full disk is tried again every [`RETRY`], however much comes meanwhile, but for what overtakes (1).
 //! **Source**: measured (docs/fabric.md): a blocked thread adds about 10 us to a sync of 100 us, io_uring 20 us, and a sync
 //! on the loop's own thread would hold up heartbeats for as long as the disk likes. **Not here**: files.
 
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// A full disk is tried again after this: there is no event for "somebody removed a file".
 const RETRY: Duration = Duration::from_millis(100);
+/// What is only prepared is tried again after this.
+const PREPARE_AGAIN: Duration = Duration::from_secs(1);
 
 /// Whose thread writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -76,6 +78,8 @@ struct Engine {
     full: bool,
     failed: bool,
     tried: Instant,
+    /// There was no room for the next segment, and none was needed yet.
+    unprepared: Option<Instant>,
     /// Appended, not synced yet.
     ticket: Option<u64>,
     queued_bytes: Arc<AtomicUsize>,
@@ -95,6 +99,19 @@ impl Command {
             Self::Cut(_) | Self::HardState(_) | Self::Snapshot(_) | Self::CountsAgain => 0,
         }
     }
+
+    /// Invariant 1's exception.
+    fn overtakes(&self) -> bool {
+        matches!(self, Self::HardState(_) | Self::Snapshot(_))
+    }
+}
+
+/// How long the writer's thread has nothing to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Rest {
+    No,
+    AtMost(Duration),
+    UntilWoken,
 }
 
 impl Engine {
@@ -105,6 +122,32 @@ impl Engine {
         } else {
             !self.queue.is_empty()
         }
+    }
+
+    /// The same for the thread, which is handed these.
+    fn rest(&self, handed: &VecDeque<Command>) -> Rest {
+        match (self.full && !self.failed, handed.is_empty()) {
+            (false, true) => Rest::UntilWoken,
+            (false, false) => Rest::No,
+            // Invariant 5.
+            (true, _) => match RETRY.saturating_sub(self.tried.elapsed()) {
+                left if left.is_zero() || handed.iter().any(Command::overtakes) => Rest::No,
+                left => Rest::AtMost(left),
+            },
+        }
+    }
+
+    /// Makes a part of the next segment; false when there is no more to prepare, or no room.
+    fn prepare(&mut self) -> bool {
+        if self
+            .unprepared
+            .is_some_and(|since| since.elapsed() < PREPARE_AGAIN)
+        {
+            return false;
+        }
+        let prepared = self.disk.prepare();
+        self.unprepared = prepared.is_err().then(Instant::now);
+        prepared.unwrap_or(false)
     }
 
     /// Does everything that can be done now.
@@ -260,6 +303,7 @@ impl Writer {
             full: false,
             failed: false,
             tried: Instant::now(),
+            unprepared: None,
             ticket: None,
         };
         if mode == Mode::Inline {
@@ -311,9 +355,11 @@ impl Writer {
         match &mut self.how {
             How::Inline(engine) => engine.queue.push_back(command),
             How::Thread { shared, .. } => {
+                let overtakes = command.overtakes();
                 let mut queue = shared.queue.lock().expect("no panic under this lock");
                 queue.0.push_back(command);
-                if queue.0.len() == 1 {
+                // A thread whose disk is full leaves what it was handed before where it is.
+                if queue.0.len() == 1 || overtakes {
                     shared.wake.notify_one();
                 }
             }
@@ -367,19 +413,15 @@ impl Shared {
         loop {
             {
                 let mut queue = self.queue.lock().expect("no panic under this lock");
-                while queue.0.is_empty() && !queue.1 {
-                    if engine.full {
-                        let (again, timeout) = self
-                            .wake
-                            .wait_timeout(queue, RETRY)
-                            .expect("no panic under this lock");
-                        queue = again;
-                        if timeout.timed_out() {
-                            break;
+                while !queue.1 {
+                    queue = match engine.rest(&queue.0) {
+                        Rest::No => break,
+                        Rest::UntilWoken => self.wake.wait(queue).expect("no panic under this lock"),
+                        Rest::AtMost(left) => {
+                            let woken = self.wake.wait_timeout(queue, left);
+                            woken.expect("no panic under this lock").0
                         }
-                    } else {
-                        queue = self.wake.wait(queue).expect("no panic under this lock");
-                    }
+                    };
                 }
                 if queue.1 && queue.0.is_empty() {
                     return;
@@ -399,8 +441,7 @@ impl Shared {
                 unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), 8) };
             }
             // In small steps and only while nothing waits. If there is no room for it now, the log says so when it needs it.
-            while !engine.full && !engine.failed && self.is_idle() && engine.disk.prepare().unwrap_or(false) {
-            }
+            while !engine.full && !engine.failed && self.is_idle() && engine.prepare() {}
         }
     }
 
@@ -420,5 +461,54 @@ impl Drop for Writer {
                 let _ = thread.join();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::DiskOptions;
+    use crate::log::tests::Scratch;
+
+    #[test]
+    fn a_full_disk_is_not_tried_again_for_each_batch() {
+        let dir = Scratch::new("rest");
+        let (disk, _) = Disk::open(dir.path(), DiskOptions::default()).unwrap();
+        let mut engine = Engine {
+            disk,
+            queue: VecDeque::new(),
+            full: false,
+            failed: false,
+            tried: Instant::now(),
+            unprepared: None,
+            ticket: None,
+            queued_bytes: Arc::default(),
+        };
+        let persist = || Command::Persist {
+            entries: Vec::new(),
+            ticket: 1,
+        };
+        let (none, batch) = (
+            VecDeque::new(),
+            VecDeque::from([persist(), Command::Cut(Index(1))]),
+        );
+        let vote = VecDeque::from([persist(), Command::HardState(HardState::default())]);
+        assert_eq!(engine.rest(&none), Rest::UntilWoken);
+        assert_eq!(engine.rest(&batch), Rest::No);
+        engine.full = true;
+        // An hour from now: however slow this machine is, the time is not over.
+        engine.tried = Instant::now() + Duration::from_secs(3600);
+        assert_eq!(engine.rest(&none), Rest::AtMost(RETRY));
+        assert_eq!(engine.rest(&batch), Rest::AtMost(RETRY));
+        assert_eq!(engine.rest(&vote), Rest::No, "it needs no room");
+        engine.tried = Instant::now() - RETRY;
+        assert_eq!(engine.rest(&none), Rest::No);
+        assert_eq!(engine.rest(&batch), Rest::No);
+        engine.failed = true;
+        assert_eq!(
+            engine.rest(&none),
+            Rest::UntilWoken,
+            "nothing will ever have room"
+        );
     }
 }
