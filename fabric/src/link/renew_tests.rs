@@ -3,7 +3,8 @@
 use super::*;
 use crate::keys::revocation::{Reason, RevocationList};
 use crate::keys::{Authority, KeyedCert, make_ca, make_host};
-use std::io::{Read, Write};
+use crate::transport::{Tcp, Transport, TransportError};
+use std::io::{ErrorKind, Read, Write};
 
 const CLUSTER: [u8; 16] = [7; 16];
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -130,6 +131,33 @@ fn a_removed_machine_is_cut_off_at_once_and_refused_on_both_sides() {
         .err()
         .expect("refused");
     assert!(matches!(refusal.error, LinkError::Revoked), "{refusal}");
+}
+
+/// A follower that took it for its leader's own end would vote for another at once, and a leader would count what it had heard.
+#[test]
+fn a_log_link_that_this_host_ends_is_no_word_of_the_peer_and_is_known_here_first() {
+    let ca = make_ca("mine").unwrap();
+    let ca_pem = ca.keys.cert_pem.as_str();
+    let (of_a, of_b) = (make_host(&ca, "a").unwrap(), make_host(&ca, "b").unwrap());
+    let a = identity("a", auth(&of_a, ca_pem, None));
+    let b = identity("b", auth(&of_b, ca_pem, None));
+    let listener = Listener::bind("127.0.0.1:0", a.clone()).unwrap();
+    let (at_b, at_a) = call(&listener, &b);
+    let (mut at_b, mut log) = (at_b.unwrap(), Tcp::new(at_a.unwrap()).unwrap());
+    log.progress(1 << 20).unwrap();
+    let removed = list(&ca, &[(&of_b, Reason::Removed)]);
+    let renewal = a.prepare(&auth(&of_a, ca_pem, Some(&removed))).unwrap();
+    assert_eq!(a.renew(renewal), 1);
+    let nothing = |error: std::io::Error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+    let mut word = [0; 1];
+    // For a moment only, so this can miss a fault, never invent one.
+    at_b.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    assert!(at_b.read(&mut word).is_err_and(nothing), "it sees an end");
+    let ended = log.progress(1 << 20);
+    assert!(matches!(ended, Err(TransportError::GivenUp(_))), "{ended:?}");
+    drop(log);
+    at_b.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(!at_b.read(&mut word).is_err_and(nothing), "its end is there");
 }
 
 #[test]

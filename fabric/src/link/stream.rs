@@ -4,7 +4,9 @@
 //! keeps it whole and non-blocking in the VM loop's epoll.
 //! **Invariants**: 1. non-blocking: `WouldBlock` from `write` means that nothing was taken; what was taken leaves with
 //! later calls of `write` or `flush` ([`Stream::wants_write`] says that some is left). 2. readable means read until
-//! `WouldBlock`: with TLS, plaintext may be left though the socket is empty.
+//! `WouldBlock`: with TLS, plaintext may be left though the socket is empty. 3. an end that this host makes is known here
+//! ([`Stream::was_ended_here`]) before it can be seen: whoever finds it does not take it for the peer's. Of a non-blocking stream the peer sees it
+//! only when its owner has let go of it: what a leader counts must be forgotten first (X2 in core's `lease`).
 //! **Not here**: framing, retries.
 
 use super::tls::{Raw, Session};
@@ -13,6 +15,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -66,9 +69,23 @@ struct Shared {
     tls: Option<Session>,
     peer: String,
     spoken: Spoken,
+    /// Invariant 3.
+    ended_here: AtomicBool,
+    nonblocking: AtomicBool,
 }
 
 impl Shared {
+    fn new(sock: Sock, tls: Option<Session>, peer: String, spoken: Spoken) -> Self {
+        Self {
+            sock,
+            tls,
+            peer,
+            spoken,
+            ended_here: AtomicBool::new(false),
+            nonblocking: AtomicBool::new(false),
+        }
+    }
+
     fn write(&self, buf: &[u8]) -> io::Result<usize> {
         match &self.tls {
             None => SockRef(&self.sock).write(buf),
@@ -87,7 +104,18 @@ impl Shared {
         }
     }
     fn shutdown(&self) {
-        let _ = on_sock!(&self.sock, s => s.shutdown(Shutdown::Both)); // an already dead connection is as good
+        self.end(Shutdown::Both);
+    }
+    /// By somebody else than its owner. Nobody is blocked in a non-blocking one: its owner is woken, and lets go of it.
+    fn shutdown_from_outside(&self) {
+        self.end(match self.nonblocking.load(Ordering::Acquire) {
+            true => Shutdown::Read,
+            false => Shutdown::Both,
+        });
+    }
+    fn end(&self, how: Shutdown) {
+        self.ended_here.store(true, Ordering::Release);
+        let _ = on_sock!(&self.sock, s => s.shutdown(how)); // an already dead connection is as good
     }
 }
 
@@ -115,7 +143,7 @@ impl Ender {
     /// Whether there was a stream to end.
     pub(super) fn end(&self) -> bool {
         let shared = self.0.upgrade();
-        shared.inspect(|shared| shared.shutdown()).is_some()
+        shared.inspect(|shared| shared.shutdown_from_outside()).is_some()
     }
 
     pub(super) fn stands(&self) -> bool {
@@ -130,12 +158,7 @@ impl Stream {
 
     pub(super) fn new(tcp: TcpStream, tls: Option<rustls::Connection>, peer: String, spoken: Spoken) -> Self {
         let raw = tls.is_some().then(Raw::new);
-        let shared = Shared {
-            sock: Sock::Tcp(tcp),
-            tls: tls.map(Session::new),
-            peer,
-            spoken,
-        };
+        let shared = Shared::new(Sock::Tcp(tcp), tls.map(Session::new), peer, spoken);
         Self {
             shared: Arc::new(shared),
             raw,
@@ -146,13 +169,9 @@ impl Stream {
     /// There is no authentication: whoever holds the other end is trusted.
     #[must_use]
     pub fn local(unix: UnixStream, peer: &str) -> Self {
+        let spoken = Spoken::within_this_build();
         Self {
-            shared: Arc::new(Shared {
-                sock: Sock::Unix(unix),
-                tls: None,
-                peer: peer.to_owned(),
-                spoken: Spoken::within_this_build(),
-            }),
+            shared: Arc::new(Shared::new(Sock::Unix(unix), None, peer.to_owned(), spoken)),
             raw: None,
         }
     }
@@ -209,7 +228,15 @@ impl Stream {
 
     /// Blocking or not, for both directions.
     pub fn set_nonblocking(&self, on: bool) -> io::Result<()> {
-        on_sock!(&self.shared.sock, s => s.set_nonblocking(on))
+        on_sock!(&self.shared.sock, s => s.set_nonblocking(on))?;
+        self.shared.nonblocking.store(on, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether this host has ended it: its end says nothing about the peer then.
+    #[must_use]
+    pub fn was_ended_here(&self) -> bool {
+        self.shared.ended_here.load(Ordering::Acquire)
     }
 
     /// A blocked read gives up with `WouldBlock` after this long.

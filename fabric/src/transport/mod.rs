@@ -90,9 +90,21 @@ pub enum TransportError {
     Unavailable(String),
 }
 
+/// A connection's end was found. It is a word about the peer only if this host has not made it.
+fn end_of(stream: &Stream) -> TransportError {
+    if stream.was_ended_here() {
+        TransportError::GivenUp("this host ended it".into())
+    } else {
+        TransportError::Closed("it ended the connection".into())
+    }
+}
+
 /// A connection failed. Only what the peer's system has sent (an end, a reset) is a word about the peer.
-fn ended(error: &std::io::Error) -> TransportError {
+fn ended(stream: &Stream, error: &std::io::Error) -> TransportError {
     use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    if stream.was_ended_here() {
+        return end_of(stream);
+    }
     match error.kind() {
         BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof => {
             TransportError::Closed(error.to_string())

@@ -9,7 +9,7 @@
 
 use super::{
     Grant, Memory, Progress, REGION_MAX_BYTES, REGIONS, RegionId, Transport, TransportError, check_region,
-    check_write, ended, io,
+    check_write, end_of, ended, io,
 };
 use crate::keys;
 use crate::link::Stream;
@@ -110,7 +110,7 @@ impl Shm {
         match send_with_fds(self.stream.as_raw_fd(), &message, fds) {
             Ok(MESSAGE) => Ok(()),
             Ok(_) => Err(TransportError::GivenUp("the socket is full".into())),
-            Err(e) => Err(ended(&e)),
+            Err(e) => Err(ended(&self.stream, &e)),
         }
     }
 
@@ -119,11 +119,11 @@ impl Shm {
         loop {
             let mut buf = [0u8; MESSAGE * 8];
             match receive_with_fds(self.stream.as_raw_fd(), &mut buf, &mut self.fds) {
-                Ok(0) => return Err(TransportError::Closed("it ended the connection".into())),
+                Ok(0) => return Err(end_of(&self.stream)),
                 Ok(n) => self.partial.extend_from_slice(&buf[..n]),
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(e) => return Err(ended(&e)),
+                Err(e) => return Err(ended(&self.stream, &e)),
             }
             while let Some((message, rest)) = self.partial.split_first_chunk::<MESSAGE>() {
                 let (message, rest) = (*message, rest.to_vec());

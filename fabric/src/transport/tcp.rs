@@ -14,7 +14,7 @@
 use super::word::SLOT_BYTES;
 use super::{
     Grant, Memory, Progress, REGION_MAX_BYTES, REGIONS, RegionId, Transport, TransportError, check_region,
-    check_write, ended, io,
+    check_write, end_of, ended, io,
 };
 use crate::keys;
 use crate::link::{Stream, set_option};
@@ -122,7 +122,7 @@ impl Tcp {
                     return Ok(());
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(ended(&e)),
+                Err(e) => return Err(ended(&self.stream, &e)),
             }
         }
         self.out.clear();
@@ -130,7 +130,7 @@ impl Tcp {
         if self.stream.wants_write() {
             match self.stream.flush() {
                 Err(e) if e.kind() != ErrorKind::WouldBlock => {
-                    return Err(ended(&e));
+                    return Err(ended(&self.stream, &e));
                 }
                 _ => {}
             }
@@ -292,6 +292,9 @@ impl Transport for Tcp {
 
     fn progress(&mut self, budget: usize) -> Result<Progress, TransportError> {
         let mut progress = Progress::default();
+        if self.stream.was_ended_here() {
+            return Err(end_of(&self.stream)); // whatever is still to be read
+        }
         if self.wants_write() {
             self.push_out()?;
         }
@@ -305,7 +308,7 @@ impl Transport for Tcp {
             }
             let room = self.inbox.len() - self.to;
             match self.stream.read(&mut self.inbox[self.to..]) {
-                Ok(0) => return Err(TransportError::Closed("it ended the connection".into())),
+                Ok(0) => return Err(end_of(&self.stream)),
                 Ok(n) => {
                     taken += n;
                     self.to += n;
@@ -320,7 +323,7 @@ impl Transport for Tcp {
                     break;
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(ended(&e)),
+                Err(e) => return Err(ended(&self.stream, &e)),
             }
         }
         Ok(progress)

@@ -16,7 +16,7 @@ mod device;
 
 use super::{
     Grant, Memory, Progress, REGION_MAX_BYTES, REGIONS, RegionId, Transport, TransportError, check_region,
-    check_write, ended, io,
+    check_write, end_of, ended, io,
 };
 use crate::keys;
 use crate::link::Stream;
@@ -116,7 +116,7 @@ impl Verbs {
             match self.stream.write(&self.outbox) {
                 Ok(n) => drop(self.outbox.drain(..n)),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(e) => return Err(ended(&e)),
+                Err(e) => return Err(ended(&self.stream, &e)),
             }
         }
         Ok(())
@@ -126,10 +126,10 @@ impl Verbs {
         let mut buf = [0; MESSAGE * 16];
         loop {
             match self.stream.read(&mut buf) {
-                Ok(0) => return Err(TransportError::Closed("it ended the connection".into())),
+                Ok(0) => return Err(end_of(&self.stream)),
                 Ok(n) => self.inbox.extend_from_slice(&buf[..n]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) => return Err(ended(&e)),
+                Err(e) => return Err(ended(&self.stream, &e)),
             }
         }
         while let Some(message) = self.inbox.first_chunk::<MESSAGE>().copied() {
