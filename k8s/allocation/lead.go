@@ -119,7 +119,8 @@ func (controller *Controller) capacities(plan Plan) (used, others []Change) {
 }
 
 // follow makes what is agreed follow what is seen: which nodes there are, applications, tasks that are not wanted any more; and beside them, what the cluster has
-// placed by itself. What nodes have comes with the places that need it ([Controller.capacities]).
+// placed by itself. What nodes have comes with the places that need it ([Controller.capacities]). What is seen of an application is bounded as all amounts are: a decision
+// that everybody refuses would be made again and again, and nothing else beside it.
 func (controller *Controller) follow() (changes, beside []Change) {
 	nodes, applications := map[string]bool{}, map[string]bool{}
 	for at, node := range controller.cluster.Nodes {
@@ -133,9 +134,11 @@ func (controller *Controller) follow() (changes, beside []Change) {
 			changes = append(changes, Change{DropNode: name})
 		}
 	}
-	for at, application := range controller.cluster.Applications {
+	for at := range controller.cluster.Applications {
+		application := controller.cluster.Applications[at]
+		application.Quota, application.Beside = application.Quota.Bounded(), application.Beside.Bounded()
 		applications[application.Name] = true
-		known, change := controller.state.Applications[application.Name], Change{SetApplication: &controller.cluster.Applications[at]}
+		known, change := controller.state.Applications[application.Name], Change{SetApplication: &application}
 		if known == nil {
 			changes = append(changes, change)
 			continue

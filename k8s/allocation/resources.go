@@ -2,8 +2,8 @@ package allocation
 
 import "fmt"
 
-// most bounds each amount, so that no sum of what a cluster has can overflow.
-const most = 1 << 40
+// Most bounds each amount, so that no sum of what a cluster has can overflow.
+const Most = 1 << 40
 
 // Resources are an amount of what nodes have and copies need.
 type Resources struct {
@@ -77,11 +77,16 @@ func (amount Resources) DominantShare(whole Resources) float64 {
 	return largest
 }
 
+// Bounded returns each amount, or the bound where it is beyond one.
+func (amount Resources) Bounded() Resources {
+	return amount.OrNothing().Within(Resources{Most, Most, Most})
+}
+
 // fault says why it is no amount.
 func (amount Resources) fault() error {
 	for _, kind := range []int64{amount.MilliCPU, amount.MemoryMiB, amount.DiskMiB} {
-		if kind < 0 || kind > most {
-			return fmt.Errorf("an amount is from 0 to %d, not %d", int64(most), kind)
+		if kind < 0 || kind > Most {
+			return fmt.Errorf("an amount is from 0 to %d, not %d", int64(Most), kind)
 		}
 	}
 	return nil

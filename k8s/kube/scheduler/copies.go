@@ -96,18 +96,25 @@ func demand(pod *v1.Pod) allocation.Resources {
 	return amounts(resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}), true)
 }
 
-// amounts are rounded up for what is needed, and down for what is there.
+// amounts are rounded up for what is needed, and down for what is there. Whoever makes a Pod may ask for any number, also one that fits into no int64: that is as much as an
+// amount may be.
 func amounts(list v1.ResourceList, up bool) allocation.Resources {
 	mebi := func(name v1.ResourceName) int64 {
 		quantity := list[name]
-		bytes := quantity.Value()
+		if quantity.CmpInt64(allocation.Most<<20) >= 0 {
+			return allocation.Most
+		}
+		bytes := max(quantity.Value(), 0)
 		if up {
 			bytes += 1<<20 - 1
 		}
 		return bytes >> 20
 	}
-	cpu := list[v1.ResourceCPU]
-	return allocation.Resources{MilliCPU: cpu.MilliValue(), MemoryMiB: mebi(v1.ResourceMemory), DiskMiB: mebi(v1.ResourceEphemeralStorage)}
+	cpu, milliCPU := list[v1.ResourceCPU], int64(allocation.Most)
+	if cpu.CmpInt64(allocation.Most) < 0 {
+		milliCPU = min(max(cpu.MilliValue(), 0), milliCPU)
+	}
+	return allocation.Resources{MilliCPU: milliCPU, MemoryMiB: mebi(v1.ResourceMemory), DiskMiB: mebi(v1.ResourceEphemeralStorage)}
 }
 
 // most returns the greater of two in each kind.

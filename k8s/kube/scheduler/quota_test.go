@@ -12,8 +12,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
+	"dunlin.dev/k8s/allocation"
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 	"dunlin.dev/k8s/kube/lab"
+	"dunlin.dev/log"
 )
 
 // quota is the default namespace's.
@@ -212,5 +214,59 @@ func TestAQuotaHoldsWhoeverComesAtOnce(t *testing.T) {
 	})
 	if memory > 3000 || memory < 2700 {
 		t.Errorf("the Pods have %d MiB of a quota of 3000", memory)
+	}
+}
+
+// A Pod that asks for more than there can be, on a node that is not there, fills its own namespace's quota, and keeps nobody else's task waiting.
+func TestAnAbsurdRequestHoldsUpItsOwnNamespaceAlone(t *testing.T) {
+	cluster := begin(t, 4)
+	quota := cluster.beginQuota(3000)
+	quota.says(0, 3000, 1000, 2000, 0)
+	absurd := lab.Pod("absurd", "2G", "2Ei")
+	absurd.Spec.NodeName, absurd.Spec.SchedulerName = "nowhere", "another"
+	cluster.create(absurd)
+	quota.uses(allocation.Most)
+	// Something that has to be agreed on before any place is.
+	node, err := cluster.client.CoreV1().Nodes().Get(context.Background(), "n0", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	node.Spec.Unschedulable = true
+	if _, err := cluster.client.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := cluster.client.CoreV1().Pods("kube-system")
+	for number := range 2 {
+		copy := lab.Copy("shop", number, 2, "1", "512Mi")
+		copy.Namespace = "kube-system"
+		if _, err := elsewhere.Create(context.Background(), copy, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cluster.until("a task in another namespace is bound", func() error {
+		for number := range 2 {
+			pod, err := elsewhere.Get(context.Background(), fmt.Sprintf("shop-%d", number), metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if err := isBound(pod); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	// What the namespace has is agreed when it changes: when the quota came, and when the Pod did; and once or twice more where another controller takes the office.
+	said := 0
+	err = cluster.log.Read(context.Background(), lab.LogName, 1, false, func(kept log.Entry) error {
+		entry, err := allocation.Decode(kept.Data)
+		for _, change := range entry.Changes {
+			if change.SetApplication != nil && change.SetApplication.Name == "default" {
+				said++
+			}
+		}
+		return err
+	})
+	if err != nil || said > 8 {
+		t.Errorf("%d times is agreed what the namespace has: %v", said, err)
 	}
 }

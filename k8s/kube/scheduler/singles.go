@@ -120,7 +120,7 @@ func (cluster cluster) countSingles(quotas map[string]v1alpha1.ReplicaQuotaSpec)
 				beside = beside.Plus(demand(pod))
 			}
 		}
-		singles.limited[namespace], counted[namespace] = beside, beside
+		singles.limited[namespace], counted[namespace] = beside, beside.Bounded()
 	}
 	singles.forget(cluster.pods)
 	open := map[string]*v1.Pod{}
