@@ -110,26 +110,50 @@ func (host *host) speaks(object v1alpha1.Protected, here control.VM) bool {
 	return here.Leader == host.name && int64(here.Term) >= object.Seen().Term
 }
 
-// servedLast says whether this host's copy was the last one that served, as far as anybody has told, and has failed. Where both copies have, nobody leads any
-// more, and so nobody speaks. Whoever leads in a later term after all has the last word.
+// servedLast says whether this host's copy was the last one that served, as far as anybody has told, and serves no more: it has failed, or its host has no majority
+// of the group. Where both copies have failed, or two of three hosts are silent, nobody leads any more, and so nobody speaks. Whoever leads in a later term after all has
+// the last word.
 func (host *host) servedLast(object v1alpha1.Protected, here control.VM) bool {
-	return here.Leader == "" && here.State == "failed" && object.Seen().Primary == host.name && int64(here.Term) >= object.Seen().Term
+	serves := here.State != "failed" && (here.State != "quorum-lost" || here.Role != "primary")
+	return here.Leader == "" && !serves && object.Seen().Primary == host.name && int64(here.Term) >= object.Seen().Term
+}
+
+// standBy says what a host has to say that does not lead: that nobody serves what it served last, and else only that it has something of it.
+func (host *host) standBy(ctx context.Context, object v1alpha1.Protected, here control.VM) (ctrl.Result, error) {
+	host.counts(here.Name, "", nil)
+	if !host.servedLast(object, here) {
+		forget(object)
+		return ctrl.Result{}, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) { status.Gone = without(status.Gone, host.name) })
+	}
+	isSilent, err := host.isSilent(ctx)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	kindOf(object).protected.WithLabelValues(object.GetNamespace(), object.GetName()).Set(0)
+	why := fmt.Sprintf("its copy on host '%s', which served it last, has ended", host.name)
+	if here.State != "failed" {
+		why = fmt.Sprintf("host '%s', which served it last, has no majority of its hosts", host.name)
+	}
+	again := ctrl.Result{}
+	if isSilent {
+		again.RequeueAfter = later
+	}
+	return again, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
+		words := slices.Clone(status.Conditions)
+		status.State, status.Backup, status.Gone = here.State, "", without(status.Gone, host.name)
+		why := fmt.Sprintf("%s, and that host knows of none that leads its group: %s", why, here.Says())
+		set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionFalse, reason(here.State), why)
+		set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionFalse, reason(here.State), "it does not run")
+		if isSilent {
+			keepSilence(words, &status.Conditions)
+		}
+	})
 }
 
 // serve says how a VM is, and carries out what is asked of it, if this host leads its group.
 func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here control.VM) (ctrl.Result, error) {
 	if !host.speaks(object, here) {
-		forget(object)
-		host.counts(here.Name, "", nil)
-		return ctrl.Result{}, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) {
-			status.Gone = without(status.Gone, host.name)
-			if host.servedLast(object, here) {
-				status.State, status.Backup = here.State, ""
-				why := fmt.Sprintf("its copy on host '%s', which served it last, has ended, and that host knows of none that leads its group: %s", host.name, here.Says())
-				set(&status.Conditions, object.GetGeneration(), Running, metav1.ConditionFalse, "Failed", why)
-				set(&status.Conditions, object.GetGeneration(), Protected, metav1.ConditionFalse, "Failed", "it does not run")
-			}
-		})
+		return host.standBy(ctx, object, here)
 	}
 	asAsked, again := host.carryOut(ctx, object, here)
 	here, refused, moved := host.move(ctx, object, here)
