@@ -23,7 +23,7 @@ type Planner struct {
 	nodes []Node
 	// unfit are the nodes that cannot run a task, and why. They are not agreed, but for the number of zones that are left.
 	unfit map[string]map[string]string
-	// aside are nodes on which nothing else is placed until this task is. There is one such task at most in the cluster, so no two
+	// aside are nodes on which nothing else is placed until this task is, but for lost copies. There is one such task at most in the cluster, so no two
 	// can each hold what the other needs.
 	asideFor string
 	aside    map[string]bool
@@ -136,7 +136,8 @@ func (planner *Planner) choose(now *view, queue []Task, taken map[string]bool) {
 			delete(planner.passed, name)
 		}
 	}
-	if planner.asideFor != "" && waiting[planner.asideFor] && now.has(planner.aside) {
+	// Where it waits for its application's quota, they would be of no use to anybody.
+	if at, is := indexOf(queue, planner.asideFor); is && waiting[planner.asideFor] && now.has(planner.aside) && now.mayPlace(queue[at]) == nil {
 		return
 	}
 	planner.asideFor, planner.aside = "", nil
@@ -208,9 +209,10 @@ func (planner *Planner) asideBut(task string) map[string]bool {
 	return planner.aside
 }
 
-// closed are the nodes where a lost copy may not go: set aside for another task, not among those that it wishes, or unable to run it.
+// closed are the nodes where a lost copy may not go: not among those that it wishes, or unable to run it. Those that are set aside are not: what waits has nothing
+// to lose, and comes after what runs with a copy less.
 func (planner *Planner) closed(now *view, task string, copy int) map[string]bool {
-	closed, wish := closedTo(planner.asideBut(task), planner.unfitFor(task, copy)), planner.wish(task, copy)
+	closed, wish := closedTo(nil, planner.unfitFor(task, copy)), planner.wish(task, copy)
 	if wish == nil {
 		return closed
 	}
