@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -115,7 +116,7 @@ func Run(ctx context.Context, config Config) error {
 		entries: make(chan read, entriesAhead), looks: make(chan seen), results: make(chan did),
 		failed: make(chan error, 1),
 		// A name is one writer's; this one has never been.
-		writer: config.Client.NewWriter(config.Log, fmt.Sprintf("%s-%016x", config.Name, life), 1),
+		writer: config.Client.NewWriter(config.Log, proposer(config.Name, life), 1),
 	}
 	defer controller.writer.Close()
 	controller.decides = allocation.NewController(config.Name, life, config.Timing, allocation.NewState(), 0, 0)
@@ -129,6 +130,16 @@ func newLife() (uint64, error) {
 	var bytes [8]byte
 	_, err := rand.Read(bytes[:])
 	return binary.BigEndian.Uint64(bytes[:]), err
+}
+
+// proposer is the name by which a controller writes. Its life alone tells it from all others, so that a name may be cut that is longer than a log takes: a Kubernetes
+// node's may be.
+func proposer(name string, life uint64) string {
+	alone := fmt.Sprintf("-%016x", life)
+	if most := log.MostNameBytes - len(alone); len(name) > most {
+		name = strings.ToValidUTF8(name[:most], "")
+	}
+	return name + alone
 }
 
 func (controller *controller) now() time.Duration { return time.Since(controller.begun) }

@@ -19,6 +19,9 @@ import (
 // MostEntryBytes is the size of the largest entry.
 const MostEntryBytes = 256 << 10
 
+// MostNameBytes is the length of the longest proposer's name.
+const MostNameBytes = 64
+
 // Socket is where a daemon listens if its file does not say otherwise.
 const Socket = lines.Socket
 
