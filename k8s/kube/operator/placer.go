@@ -42,7 +42,8 @@ type placer struct {
 
 func (placer *placer) turn(ctx context.Context, object v1alpha1.Protected) (ctrl.Result, error) {
 	if object.GetDeletionTimestamp() != nil {
-		return ctrl.Result{}, placer.finish(ctx, object)
+		again, err := placer.finish(ctx, object)
+		return ctrl.Result{RequeueAfter: again}, err
 	}
 	before := copyOf(object)
 	if controllerutil.AddFinalizer(object, kindOf(object).finalizer) {
@@ -301,19 +302,25 @@ func (placer *placer) move(ctx context.Context, object v1alpha1.Protected, pods 
 	return true, err
 }
 
-// finish lets a deleted object go when its VM has ended (invariant 3).
-func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) error {
+// finish lets a deleted object go when its VM has ended (invariant 3), or says when to look again.
+func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) (again time.Duration, err error) {
 	kind := kindOf(object)
 	if !controllerutil.ContainsFinalizer(object, kind.finalizer) {
-		return nil
+		return 0, nil
 	}
 	if object.Seen().Placement != nil {
 		hosts, err := placer.hosts(ctx)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		if waits := holdUp(object, hosts); waits != "" {
-			return change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
+		destroyed, again, err := placer.destroyed(ctx, object, hosts)
+		if err != nil {
+			return 0, err
+		}
+		if waits := holdUp(object, hosts, destroyed...); waits != "" {
+			return again, change(ctx, placer, object, func(status *v1alpha1.ProtectedStatus) {
+				// Whoever is left behind goes by what is said here.
+				status.Gone = append(status.Gone, slices.DeleteFunc(destroyed, func(name string) bool { return has(status.Gone, name) })...)
 				status.State = "ending"
 				if running := meta.FindStatusCondition(status.Conditions, Running); running != nil && running.Reason == notEnded && strings.HasPrefix(waits, beingEnded(kind)) {
 					// The host that ends it has said why it has not.
@@ -326,7 +333,7 @@ func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) err
 	pods := &v1.PodList{}
 	// A cache may not know one yet, and nobody would look again.
 	if err := placer.live.List(ctx, pods, client.InNamespace(object.GetNamespace()), client.MatchingLabels{kind.label: object.GetName()}); err != nil {
-		return err
+		return 0, err
 	}
 	for at := range pods.Items {
 		pod := &pods.Items[at]
@@ -335,26 +342,54 @@ func (placer *placer) finish(ctx context.Context, object v1alpha1.Protected) err
 		}
 		// A node that is gone does not say that its Pod has ended, and nothing was in it.
 		if err := placer.Delete(ctx, pod, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
-			return err
+			return 0, err
 		}
 	}
 	placer.patience.forget(emptiness(object))
 	placer.refusals.forget(object)
 	before := copyOf(object)
 	controllerutil.RemoveFinalizer(object, kind.finalizer)
-	return client.IgnoreNotFound(placer.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
+	return 0, client.IgnoreNotFound(placer.Patch(ctx, object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})))
+}
+
+// destroyed are those of an object's hosts that are gone for good by an administrator's word: neither their node nor their DunlinHost is there, which an operator that runs
+// makes anew at each beat, and nothing has been heard of them for as long as it takes to be lost; or how long that still takes of one.
+func (placer *placer) destroyed(ctx context.Context, object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) (destroyed []string, again time.Duration, err error) {
+	for _, name := range object.Seen().Hosts() {
+		lost, left := placer.patience.lasts("host "+name, isSilent(name, hosts))
+		there := hosts[name] != nil
+		for _, one := range []client.Object{&v1.Node{}, &v1alpha1.DunlinHost{}} {
+			if there {
+				break
+			}
+			err := placer.live.Get(ctx, client.ObjectKey{Name: name}, one)
+			if client.IgnoreNotFound(err) != nil {
+				return nil, 0, err
+			}
+			there = err == nil
+		}
+		switch {
+		case there:
+		case lost:
+			destroyed = append(destroyed, name)
+		default:
+			again = earlier(again, left)
+		}
+	}
+	return destroyed, again, nil
 }
 
 func beingEnded(kind *kind) string { return "the " + kind.word + " is being ended on host " }
 
-// holdUp is what a deleted object waits for; nothing if it may go.
-func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) string {
+// holdUp is what a deleted object waits for; nothing if it may go. Hosts that are destroyed have nothing of it.
+func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost, destroyed ...string) string {
 	word, status := kindOf(object).word, object.Seen()
-	standbys := status.Standbys()
+	standbys, gone := status.Standbys(), append(slices.Clone(status.Gone), destroyed...)
 	var heard, silent []string
 	for _, name := range status.Hosts() {
 		isThere := hosts[name] != nil && isHeard(hosts[name])
 		switch {
+		case has(destroyed, name):
 		// A standby says that it has nothing yet. Once it is silent it may have got a part.
 		case has(status.Gone, name) && (isThere || !has(standbys, name)):
 		case isThere:
@@ -372,12 +407,11 @@ func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) st
 		groups = append(groups, instead(groups[0], moving.From, moving.To))
 	}
 	for _, group := range groups {
-		if !mostAre(group, status.Gone) {
-			return fmt.Sprintf("host %s cannot be asked to end the %s, and without a majority of its hosts nobody can say that it has ended", strings.Join(silent, " and "), word)
+		if !mostAre(group, gone) {
+			return fmt.Sprintf("host %s cannot be asked to end the %s, and without a majority of its hosts nobody can say that it has ended", strings.Join(silent, " and "), word) + forGood
 		}
 	}
 	// A silent standby may have got either copy's part, and nobody that is heard has told.
-	gone := status.Gone
 	for _, standby := range standbys {
 		if !has(silent, "'"+standby+"'") {
 			continue
@@ -393,11 +427,14 @@ func holdUp(object v1alpha1.Protected, hosts map[string]*v1alpha1.DunlinHost) st
 	}
 	for _, group := range groups {
 		if !mostAre(group, gone) {
-			return fmt.Sprintf("host %s cannot be asked to end the %s, and could serve it still, since one of them may have got a part as its standby", strings.Join(silent, " and "), word)
+			return fmt.Sprintf("host %s cannot be asked to end the %s, and could serve it still, since one of them may have got a part as its standby", strings.Join(silent, " and "), word) + forGood
 		}
 	}
 	return ""
 }
+
+// forGood says what a person does where one of the hosts is destroyed ([placer.destroyed]).
+const forGood = ". One that is gone for good is waited for until 'kubectl delete node,dunlinhost NAME' says so"
 
 // instead are hosts with one in another one's place.
 func instead(hosts []string, of, comes string) []string {
