@@ -55,6 +55,7 @@ func TestKubectlAppliesAllThatAClusterNeeds(t *testing.T) {
 		"customresourcedefinition.apiextensions.k8s.io/dunlinhosts.dunlin.dev", "customresourcedefinition.apiextensions.k8s.io/replicaquotas.dunlin.dev",
 		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-finalizer",
 		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-operator-pods",
+		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-claims",
 		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-scheduler-pods", "clusterrolebinding.rbac.authorization.k8s.io/dunlin-operator",
 		"clusterrolebinding.rbac.authorization.k8s.io/dunlin-scheduler", "daemonset.apps/dunlin-operator", "daemonset.apps/dunlin-scheduler",
 	} {

@@ -144,7 +144,7 @@ func TestTheOperatorHasOnlyPodsThatStandForCopies(t *testing.T) {
 		`{"metadata":{"labels":{"dunlin.dev/strength":"3","app":"front"}}}`:              false,
 		`{"metadata":{"labels":{"dunlin.dev/copy":"1"}}}`:                                false,
 		`{"metadata":{"labels":{"dunlin.dev/copy":null}}}`:                               false,
-		`{"metadata":{"annotations":{"dunlin.dev/claim":"1 a"}}}`:                        false,
+		`{"metadata":{"annotations":{"dunlin.dev/needs":"{}"}}}`:                         false,
 		`{"metadata":{"finalizers":["others.dev/one"]}}`:                                 false,
 		`{"metadata":{"ownerReferences":null}}`:                                          false,
 		`{"spec":{"containers":[{"name":"one","image":"another"}]}}`:                     false,
