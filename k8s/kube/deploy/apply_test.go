@@ -57,7 +57,7 @@ func TestKubectlAppliesAllThatAClusterNeeds(t *testing.T) {
 		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-operator-pods",
 		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-claims",
 		"validatingadmissionpolicybinding.admissionregistration.k8s.io/dunlin-scheduler-pods", "clusterrolebinding.rbac.authorization.k8s.io/dunlin-operator",
-		"clusterrolebinding.rbac.authorization.k8s.io/dunlin-scheduler", "daemonset.apps/dunlin-operator", "daemonset.apps/dunlin-scheduler",
+		"clusterrolebinding.rbac.authorization.k8s.io/dunlin-scheduler", "daemonset.apps/dunlin-operator", "daemonset.apps/dunlin-scheduler", "priorityclass.scheduling.k8s.io/dunlin-copy",
 	} {
 		if !slices.Contains(created, one) {
 			t.Errorf("%s is not there: %v", one, created)

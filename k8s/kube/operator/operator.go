@@ -50,6 +50,8 @@ type Options struct {
 	Namespace string
 	// Image is what the Pods that stand for copies run.
 	Image string
+	// PriorityClass is theirs; nothing if they have none of their own.
+	PriorityClass string
 	// Metrics is where they are served, as HOST:PORT; "0" is nowhere.
 	Metrics string
 	// Beat is how often the host says that it is there; after four beats of silence it counts as silent.
@@ -106,7 +108,7 @@ func Run(ctx context.Context, config *rest.Config, options Options) error {
 // beElected adds what the elected operator does.
 func beElected(manager ctrl.Manager, options Options) error {
 	placer := &placer{
-		Client: manager.GetClient(), live: manager.GetAPIReader(), events: manager.GetEventRecorderFor(Name), image: options.Image,
+		Client: manager.GetClient(), live: manager.GetAPIReader(), events: manager.GetEventRecorderFor(Name), image: options.Image, class: options.PriorityClass,
 		patience: &patience{after: options.LostAfter, since: map[string]time.Time{}}, refusals: newRefusals(),
 	}
 	// A host that came or went, for Kubernetes or for another host, or that may have copies now; not each of its beats.

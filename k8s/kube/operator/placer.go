@@ -34,6 +34,8 @@ type placer struct {
 	live   client.Reader
 	events record.EventRecorder
 	image  string
+	// class is the priority of the Pods that stand for copies; nothing if they have none of their own.
+	class string
 	// patience is with hosts that are silent.
 	patience *patience
 	// refusals are of hosts that did not take a part.

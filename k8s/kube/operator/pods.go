@@ -235,6 +235,8 @@ func (placer *placer) fits(object v1alpha1.Protected, number int, pod *v1.Pod, w
 // make makes a copy's Pod, or says why it cannot be made.
 func (placer *placer) make(ctx context.Context, object v1alpha1.Protected, number int, wish []string, hosts map[string]*v1alpha1.DunlinHost) (*v1.Pod, string, error) {
 	made := pod(object, number, strengthOf(object), wish, needsAt(object, number, wish, hosts), placer.image)
+	// Whoever takes its place would be given memory that the copy goes on using.
+	made.Spec.PriorityClassName = placer.class
 	err := placer.Create(ctx, made)
 	if apierrors.IsAlreadyExists(err) {
 		there := &v1.Pod{}

@@ -38,6 +38,7 @@ func run() error {
 	flag.StringVar(&bridges, "bridges", "", "bridges of this host that cards may join, with commas between them")
 	flag.StringVar(&options.Namespace, "namespace", "dunlin-system", "the namespace of the lease by which one operator is elected")
 	flag.StringVar(&options.Image, "image", "registry.k8s.io/pause:3.10.1", "what the Pods that stand for copies run")
+	flag.StringVar(&options.PriorityClass, "priority-class", "", "the PriorityClass of these Pods, so that no other Pod takes their copies' memory; nothing if there is none for them")
 	flag.StringVar(&options.Metrics, "metrics", "127.0.0.1:8085", "where metrics are served, as HOST:PORT; 0 is nowhere")
 	flag.DurationVar(&options.Beat, "beat", 10*time.Second, "how often this host says that it is there; four beats of silence, and it counts as gone")
 	flag.DurationVar(&options.LostAfter, "lost-after", 5*time.Minute, "how long nothing may be heard of a host before its copies are made anew on others")
