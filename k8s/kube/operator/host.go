@@ -442,4 +442,6 @@ func (host *host) forgetAll(vm string) {
 	defer host.mutex.Unlock()
 	delete(host.deleted, vm)
 	delete(host.notStarted, vm)
+	delete(host.orders, vm)
+	delete(host.refusals, vm)
 }

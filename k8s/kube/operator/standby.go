@@ -98,7 +98,11 @@ func (host *host) nameStandby(ctx context.Context, object v1alpha1.Protected, he
 			return fmt.Sprintf("host '%s' is not its standby yet: %v", want, err), later
 		}
 		if !remembers(there, object) {
-			return fmt.Sprintf("host '%s' is not its standby yet: it has not been heard since it is to be", want), soon
+			again = soon
+			if !isHeard(there) {
+				again = later
+			}
+			return fmt.Sprintf("host '%s' is not its standby yet: it has not been heard since it is to be", want), again
 		}
 	}
 	ctx, end := context.WithTimeout(ctx, longest)

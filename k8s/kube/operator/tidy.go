@@ -45,14 +45,14 @@ func (host *host) tidyOne(ctx context.Context, mine memory, status control.Host)
 		delete(host.alone, mine.VM)
 		// Its part may have gone to another host, or its object is one of before it had any hosts.
 		if placement := object.Seen().Placement; !isLeft && (placement == nil || !has(object.Seen().Hosts(), host.name)) {
-			host.report.forget(mine)
+			host.drop(mine)
 		}
 		return nil
 	}
 	host.forgetAll(mine.VM)
 	if !isLeft {
 		delete(host.alone, mine.VM)
-		host.report.forget(mine)
+		host.drop(mine)
 		return nil
 	}
 	if left.Leader != "" {
@@ -78,6 +78,19 @@ func (host *host) tidyOne(ctx context.Context, mine memory, status control.Host)
 	}
 	delete(host.alone, mine.VM)
 	return nil
+}
+
+// drop forgets a VM of which this host has nothing any more, and what Prometheus was told of it, unless it has another one of that name.
+func (host *host) drop(mine memory) {
+	host.report.forget(mine)
+	kind := kindNamed(mine.Kind)
+	for _, other := range host.report.remembered() {
+		if kindNamed(other.Kind) == kind && other.Namespace == mine.Namespace && other.Name == mine.Name {
+			return
+		}
+	}
+	kind.protected.DeleteLabelValues(mine.Namespace, mine.Name)
+	kind.failOvers.DeleteLabelValues(mine.Namespace, mine.Name)
 }
 
 // find is the object that this host remembers, if it is there. What the cache has not is asked of etcd; what it has is there.
