@@ -129,7 +129,7 @@ func (controller *Controller) follow() (changes, beside []Change) {
 			changes = append(changes, Change{SetNode: &controller.cluster.Nodes[at]})
 		}
 	}
-	for name := range controller.state.Nodes {
+	for _, name := range sortedNames(controller.state.Nodes) {
 		if !nodes[name] {
 			changes = append(changes, Change{DropNode: name})
 		}
@@ -151,7 +151,7 @@ func (controller *Controller) follow() (changes, beside []Change) {
 			beside = append(beside, change)
 		}
 	}
-	for name := range controller.state.Applications {
+	for _, name := range sortedNames(controller.state.Applications) {
 		if !applications[name] && controller.state.used[name] == (Resources{}) {
 			changes = append(changes, Change{DropApplication: name})
 		}
@@ -160,7 +160,8 @@ func (controller *Controller) follow() (changes, beside []Change) {
 	for _, binding := range controller.cluster.Bound {
 		bound[binding.Task] = true
 	}
-	for name, task := range controller.state.Tasks {
+	for _, task := range controller.state.sortedTasks() {
+		name := task.Name
 		wanted, is := controller.wanted[name]
 		// One that was ended and made again as another one, before anybody saw that it was gone: none of its copies would be bound as it is agreed.
 		another := is && !bound[name] && (wanted.Strength != task.Strength || wanted.Demand != task.Demand)
@@ -171,6 +172,16 @@ func (controller *Controller) follow() (changes, beside []Change) {
 	}
 	resizes, _ := controller.resizes(ended)
 	return append(changes, resizes...), beside
+}
+
+// sortedNames are in order, so that the same is decided in the same order: a test's seed repeats what it has found.
+func sortedNames[Known any](all map[string]Known) []string {
+	names := make([]string, 0, len(all))
+	for name := range all {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	return names
 }
 
 // resizes are of tasks that run and are to have another R, as far as their applications' quotas reach by now; and why the others wait that are to have more. Those
@@ -220,7 +231,7 @@ func (controller *Controller) compare(asOf uint64) {
 			controller.full[binding.Node] = true
 		}
 	}
-	for _, task := range controller.state.Tasks {
+	for _, task := range controller.state.sortedTasks() {
 		for at, copy := range task.Copies {
 			if copy.Phase == Bound && copy.Since <= asOf && !bound[Binding{task.Name, at, copy.Node, copy.Ticket}] {
 				controller.tell(Change{Gone: &Word{task.Name, at, copy.Ticket}})

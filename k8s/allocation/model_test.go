@@ -86,6 +86,21 @@ func (node *modelNode) room() Resources {
 	return room
 }
 
+// bindings are in an order that a seed repeats.
+func (node *modelNode) bindings() (all []Binding) {
+	for binding := range node.bound {
+		all = append(all, binding)
+	}
+	sort.Slice(all, func(i, j int) bool {
+		one, other := all[i], all[j]
+		if one.Task != other.Task {
+			return one.Task < other.Task
+		}
+		return one.Copy < other.Copy || one.Copy == other.Copy && one.Ticket < other.Ticket
+	})
+	return all
+}
+
 func newWorld(seed int64, controllers int) *world {
 	random := rand.New(rand.NewSource(seed))
 	world := &world{
@@ -164,9 +179,7 @@ func (world *world) look() Cluster {
 		if node.alive {
 			cluster.Nodes = append(cluster.Nodes, node.Node)
 		}
-		for binding := range node.bound {
-			cluster.Bound = append(cluster.Bound, binding)
-		}
+		cluster.Bound = append(cluster.Bound, node.bindings()...)
 	}
 	beside := world.besideNow()
 	for _, application := range world.applications {
@@ -436,7 +449,7 @@ func (world *world) fault() {
 			}
 		}
 	case 11:
-		for binding := range node.bound {
+		for _, binding := range node.bindings() {
 			if world.nodeDeaths && world.random.Intn(8) == 0 {
 				delete(node.bound, binding)
 				break
