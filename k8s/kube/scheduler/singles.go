@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -26,11 +27,17 @@ type singles struct {
 	rooms map[string]allocation.Room
 	// coming are Pods that were let in and that no look has found on a node yet; held those that were not let in. kube-scheduler has them all.
 	coming map[types.UID]*v1.Pod
-	held   map[types.UID]*v1.Pod
+	held   map[types.UID]held
+}
+
+// held is a Pod that was not let in. What it was told is not for long where the leading controller had not been heard.
+type held struct {
+	pod     *v1.Pod
+	unheard bool
 }
 
 func newSingles() singles {
-	return singles{coming: map[types.UID]*v1.Pod{}, held: map[types.UID]*v1.Pod{}}
+	return singles{coming: map[types.UID]*v1.Pod{}, held: map[types.UID]held{}}
 }
 
 // Judge is [controller.Beside]'s.
@@ -46,11 +53,17 @@ func (singles *singles) mayCome(pod *v1.Pod) error {
 	defer singles.mutex.Unlock()
 	err := singles.judge(pod)
 	if err != nil {
-		singles.held[pod.UID] = pod
+		singles.hold(pod)
 	} else {
 		delete(singles.held, pod.UID)
 	}
 	return err
+}
+
+// hold notes a Pod that may not come: nothing but a look has kube-scheduler try it again. The mutex is held.
+func (singles *singles) hold(pod *v1.Pod) {
+	_, heard := singles.rooms[pod.Namespace]
+	singles.held[pod.UID] = held{pod, !heard}
 }
 
 func (singles *singles) judge(pod *v1.Pod) error {
@@ -72,9 +85,13 @@ func (singles *singles) judge(pod *v1.Pod) error {
 func (singles *singles) take(pod *v1.Pod) error {
 	singles.mutex.Lock()
 	defer singles.mutex.Unlock()
-	beside, limited := singles.limited[pod.Namespace]
-	if err := singles.judge(pod); err != nil || !limited || singles.coming[pod.UID] != nil {
+	if err := singles.judge(pod); err != nil {
+		singles.hold(pod)
 		return err
+	}
+	beside, limited := singles.limited[pod.Namespace]
+	if !limited || singles.coming[pod.UID] != nil {
+		return nil
 	}
 	singles.coming[pod.UID] = pod
 	singles.limited[pod.Namespace] = beside.Plus(demand(pod))
@@ -94,7 +111,7 @@ func (singles *singles) giveUp(pod *v1.Pod) {
 	}
 }
 
-// countSingles counts anew what each limited namespace has of Pods with R = 1, and lets those be looked at again that may come now.
+// countSingles counts anew what each limited namespace has of Pods with R = 1, and lets those be looked at again that may come now, or are to be told something else.
 func (cluster cluster) countSingles(quotas map[string]v1alpha1.ReplicaQuotaSpec) (map[string]allocation.Resources, error) {
 	singles := &cluster.singles
 	singles.mutex.Lock()
@@ -124,9 +141,9 @@ func (cluster cluster) countSingles(quotas map[string]v1alpha1.ReplicaQuotaSpec)
 	}
 	singles.forget(cluster.pods)
 	open := map[string]*v1.Pod{}
-	for uid, pod := range singles.held {
-		if singles.judge(pod) == nil {
-			open[string(uid)] = pod
+	for uid, held := range singles.held {
+		if _, heard := singles.rooms[held.pod.Namespace]; singles.judge(held.pod) == nil || held.unheard && heard {
+			open[string(uid)] = held.pod
 		}
 	}
 	if len(open) > 0 {
@@ -135,15 +152,13 @@ func (cluster cluster) countSingles(quotas map[string]v1alpha1.ReplicaQuotaSpec)
 	return counted, nil
 }
 
-// forget leaves out Pods that are no more.
+// forget leaves out Pods that are no more, or have a node.
 func (singles *singles) forget(pods cache.Indexer) {
-	for _, kept := range []map[types.UID]*v1.Pod{singles.coming, singles.held} {
-		for uid, pod := range kept {
-			object, there, err := pods.GetByKey(pod.Namespace + "/" + pod.Name)
-			now, ok := object.(*v1.Pod)
-			if err == nil && (!there || !ok || now.UID != uid || now.Spec.NodeName != "") {
-				delete(kept, uid)
-			}
-		}
+	isGone := func(pod *v1.Pod) bool {
+		object, there, err := pods.GetByKey(pod.Namespace + "/" + pod.Name)
+		now, ok := object.(*v1.Pod)
+		return err == nil && (!there || !ok || now.UID != pod.UID || now.Spec.NodeName != "")
 	}
+	maps.DeleteFunc(singles.coming, func(_ types.UID, pod *v1.Pod) bool { return isGone(pod) })
+	maps.DeleteFunc(singles.held, func(_ types.UID, held held) bool { return isGone(held.pod) })
 }
