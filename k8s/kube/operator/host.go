@@ -58,8 +58,8 @@ type host struct {
 	refusals map[string]refusedBy
 	// led are the VMs whose groups this host leads, as its daemon said last.
 	led map[string]bool
-	// notStarted are VMs that were not started when this host tried, and when it may try again.
-	notStarted map[string]time.Time
+	// notStarted are VMs that were not started when this host tried, why, and when it may try again.
+	notStarted map[string]notStarted
 	// deleted are when this operator saw first that a VM's object is deleted, by its own clock.
 	deleted map[string]time.Time
 	// alone is for how many beats in a row each VM was seen that nobody knows any more; only [host.tidy] uses it.

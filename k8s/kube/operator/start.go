@@ -20,15 +20,14 @@ const muchLater = time.Minute
 // start starts a VM on its hosts.
 //
 // The trap: what is written into an object has it looked at again, at once. So a VM that was refused is not tried again before its time, and nothing is written until
-// then: neither "starting" over "refused", nor a second event for the same reason.
+// then: neither "starting" over "refused", nor a second event for the same reason. Only the refusal itself is, if somebody else was writing when it was to be said.
 func (host *host) start(ctx context.Context, object v1alpha1.Protected) (ctrl.Result, error) {
-	if left := host.startsIn(object, time.Now()); left > 0 {
-		return ctrl.Result{RequeueAfter: left}, nil
+	if known := host.startsIn(object); time.Until(known.until) > 0 {
+		return ctrl.Result{RequeueAfter: time.Until(known.until)}, host.refused(ctx, object, known.reason, known.why)
 	}
 	if _, err := host.limits.File(object); err != nil {
 		// Neither a VM's hardware nor a program changes, and the node's files may.
-		host.startsLater(object, muchLater)
-		return ctrl.Result{RequeueAfter: muchLater}, host.refused(ctx, object, "NotAllowed", err)
+		return host.startsLater(ctx, object, muchLater, "NotAllowed", err)
 	}
 	if again, err := host.waitsForStandby(ctx, object); again > 0 || err != nil {
 		return ctrl.Result{RequeueAfter: again}, err
@@ -50,8 +49,7 @@ func (host *host) start(ctx context.Context, object v1alpha1.Protected) (ctrl.Re
 	ctx, end := context.WithTimeout(ctx, longest)
 	defer end()
 	if err := host.daemon.Up(ctx, object.GetName(), text); err != nil {
-		host.startsLater(object, later)
-		return ctrl.Result{RequeueAfter: later}, host.refused(ctx, object, "Refused", err)
+		return host.startsLater(ctx, object, later, "Refused", err)
 	}
 	// The daemon tells what becomes of it.
 	return ctrl.Result{}, nil
@@ -70,20 +68,29 @@ func (host *host) fileNow(ctx context.Context, object v1alpha1.Protected) (strin
 	return host.limits.File(now)
 }
 
-// startsIn is how long a VM that could not be started is left alone still.
-func (host *host) startsIn(object v1alpha1.Protected, now time.Time) time.Duration {
-	host.mutex.Lock()
-	defer host.mutex.Unlock()
-	return host.notStarted[NameOnHosts(object)].Sub(now)
+// notStarted is why a VM was not started, and until when it is left alone.
+type notStarted struct {
+	until  time.Time
+	reason string
+	why    error
 }
 
-func (host *host) startsLater(object v1alpha1.Protected, after time.Duration) {
+// startsIn says of a VM that could not be started until when it is left alone.
+func (host *host) startsIn(object v1alpha1.Protected) notStarted {
 	host.mutex.Lock()
 	defer host.mutex.Unlock()
+	return host.notStarted[NameOnHosts(object)]
+}
+
+// startsLater says why a VM is not started, and leaves it alone for a while.
+func (host *host) startsLater(ctx context.Context, object v1alpha1.Protected, after time.Duration, reason string, why error) (ctrl.Result, error) {
+	host.mutex.Lock()
 	if host.notStarted == nil {
-		host.notStarted = map[string]time.Time{}
+		host.notStarted = map[string]notStarted{}
 	}
-	host.notStarted[NameOnHosts(object)] = time.Now().Add(after)
+	host.notStarted[NameOnHosts(object)] = notStarted{time.Now().Add(after), reason, why}
+	host.mutex.Unlock()
+	return ctrl.Result{RequeueAfter: after}, host.refused(ctx, object, reason, why)
 }
 
 // refused says why a VM is not started, once for each reason.
