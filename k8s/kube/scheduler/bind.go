@@ -22,6 +22,8 @@ const (
 	made = 2 * time.Second
 	// again is when the queue is asked again for a Pod that it did not know yet: nothing tells when it does.
 	again = 250 * time.Millisecond
+	// betweenReadings is how long nobody reads all copies again to see whether one is gone, as long as the informer has it: that may take as long as its grace period.
+	betweenReadings = time.Second
 )
 
 // Bind makes a copy's Pod go through the scheduling queue to its node, and answers with what came of it.
@@ -151,8 +153,6 @@ func (plugin *Plugin) untilAllHaveClaimed(ctx context.Context, attempt *attempt)
 // Unbind deletes a copy's Pod, if it is there by this ticket, and answers when it is gone.
 func (cluster cluster) Unbind(ctx context.Context, binding allocation.Binding) (allocation.Outcome, error) {
 	for {
-		// Where the Pod stays for a while after it was deleted (it has a finalizer, and nobody is on its node), it is not deleted again before this.
-		pause, news := (<-chan time.Time)(nil), cluster.next()
 		pod, err := cluster.bound(ctx, binding)
 		if err != nil {
 			return allocation.Failed, err
@@ -170,16 +170,35 @@ func (cluster cluster) Unbind(ctx context.Context, binding allocation.Binding) (
 			if err != nil && !apierrors.IsNotFound(err) {
 				return allocation.Failed, err
 			}
-			pause = time.After(again)
-			if pod.DeletionTimestamp != nil {
-				news = nil
-			}
+		}
+		if cluster.untilOther(ctx, pod); ctx.Err() != nil {
+			return allocation.Failed, fmt.Errorf("Pod '%s/%s' takes long to end", pod.Namespace, pod.Name)
+		}
+	}
+}
+
+// untilOther waits, no longer than [betweenReadings], until the informers tell something else of a bound Pod: that it is gone, or that its node is heard of no more. Where it stays for
+// a while (its grace period, or a finalizer), it is neither deleted again nor looked for before this.
+func (cluster cluster) untilOther(ctx context.Context, pod *v1.Pod) {
+	says := func() (there, lives bool) {
+		object, there, err := cluster.pods.GetByKey(pod.Namespace + "/" + pod.Name)
+		now, ok := object.(*v1.Pod)
+		return err == nil && there && ok && now.UID == pod.UID && !hasEnded(now), cluster.lives(pod.Spec.NodeName)
+	}
+	timer := time.NewTimer(betweenReadings)
+	defer timer.Stop()
+	before, lived := says()
+	for {
+		news := cluster.next()
+		if there, lives := says(); there != before || lives != lived {
+			return
 		}
 		select {
 		case <-news:
-		case <-pause:
+		case <-timer.C:
+			return
 		case <-ctx.Done():
-			return allocation.Failed, fmt.Errorf("Pod '%s/%s' takes long to end", pod.Namespace, pod.Name)
+			return
 		}
 	}
 }
