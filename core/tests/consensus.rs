@@ -288,6 +288,40 @@ fn leadership_is_handed_over() {
 }
 
 #[test]
+fn a_leader_that_may_lead_no_more_hands_over_before_it_goes() {
+    let mut group = Group::new(Durability::Disk, &three());
+    let old = group.elect();
+    let heir = 1 - old;
+    group.propose("one");
+    let now_us = group.now_us;
+    let node = group.nodes.get_mut(&old).unwrap();
+    let mut out = Vec::new();
+    node.step(now_us, Event::StepDown, &mut out);
+    node.step(now_us, Event::MayLead(false), &mut out);
+    assert_eq!(
+        node.role(),
+        Role::Follower { leader: None },
+        "it is out of office at once"
+    );
+    let words: Vec<Message> = out
+        .into_iter()
+        .filter_map(|action| match action {
+            Action::Send { to, message } if to == ReplicaId(heir) => Some(message),
+            _ => None,
+        })
+        .collect();
+    assert!(matches!(words[..], [Message::Campaign { .. }]), "{words:?}");
+    for message in words {
+        let from = ReplicaId(old);
+        group.step(heir, Event::Received { from, message });
+    }
+    assert_eq!(group.leader(), Some(heir), "without waiting for a time-out");
+    assert_eq!(group.now_us, now_us);
+    group.propose("two");
+    assert_eq!(group.agreed(heir), ["one", "two"]);
+}
+
+#[test]
 fn a_failed_transfer_leaves_the_leader_in_office_or_makes_it_go() {
     let mut group = Group::new(Durability::Memory, &three());
     let old = group.elect();

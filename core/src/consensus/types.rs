@@ -170,7 +170,8 @@ pub enum Event {
         /// link. Otherwise this host gave the link up, which says nothing about the peer.
         by_peer: bool,
     },
-    /// Whether this replica is ready to lead (its VM is whole). Starts as true. Also needed: `Member::complete`.
+    /// Whether this replica is ready to lead (its VM is whole). Starts as true. Also needed: `Member::complete`. A leader that is not
+    /// ready leaves its office at once: where an heir may have all that it needs, `StepDown` comes first.
     MayLead(bool),
     /// Leader: hand over to this member.
     TransferTo(ReplicaId),

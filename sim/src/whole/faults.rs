@@ -90,10 +90,10 @@ impl World {
         }
         self.note(|| format!("the QEMU of {id} dies"));
         self.end_copy(id);
-        self.set_may_lead(id);
         if was_primary {
             self.step(id, Event::StepDown);
         }
+        self.set_may_lead(id);
     }
 
     pub(super) fn kill(&mut self, id: u8) {

@@ -118,8 +118,8 @@ impl VmLoop {
             EventKind::Stalled,
             format!("the VM is to be taken over here, and {what} does not get on: {why}; another host may lead until then"),
         );
-        self.group.may_lead(false);
         self.group.step_down();
+        self.group.may_lead(false);
     }
 
     pub(in crate::vm) fn take_over_failed(&mut self, why: &str) {
@@ -128,8 +128,8 @@ impl VmLoop {
             format!("the copy here cannot be taken over: {why}"),
         );
         self.drop_machine();
-        self.group.may_lead(false);
         self.group.step_down();
+        self.group.may_lead(false);
     }
 
     /// The group has agreed that this host alone is complete: it speaks (invariant 3).

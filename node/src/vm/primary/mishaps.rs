@@ -127,12 +127,13 @@ impl VmLoop {
         let protected = self.agreement.state().complete.len() > 1;
         self.drop_machine();
         if was_primary {
-            self.group.may_lead(false);
+            // Before it may lead no more, which ends the office at once: then there is none to hand over.
             if protected {
                 self.group.step_down();
             } else {
                 self.shown.failure = Some(format!("QEMU ended without a backup: {why}"));
             }
+            self.group.may_lead(false);
         }
     }
 }

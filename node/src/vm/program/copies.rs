@@ -277,10 +277,11 @@ impl ProgramLoop {
         }
         self.ask_whether_both_ended();
         self.drop_copy();
-        self.group.may_lead(false);
+        // Before it may lead no more, which ends the office at once: then there is none to hand over.
         if self.group.is_leader() {
             self.group.step_down();
         }
+        self.group.may_lead(false);
     }
 
     /// Another host's copy is the program now.
