@@ -4,7 +4,8 @@
 //! the request anew -> it stops again, or nothing has failed until the next look: there is room.
 //!
 //! Invariants:
-//! 1. A VM that a sync has stopped, or that is the backup's by now, is not let run: who stopped it does that.
+//! 1. A VM that a sync has stopped, or that is the backup's by now, is not let run: who stopped it does that. It counts as tried only when it
+//!    was let run from here: a sync that breaks before it has stopped the VM lets nothing run.
 //! 2. That it waits, and that it has room again, is told once each.
 //!
 //! Source: QEMU's `werror=enospc`. Not here: a disk that fails (the backup goes on, if there is one).
@@ -56,19 +57,16 @@ impl EnospcWait {
         if self.look_at_us.is_none_or(|at_us| at_us > now_us) {
             return Look::Nothing;
         }
-        if self.tried {
+        if may_run && self.tried {
             *self = Self::default();
             return Look::HasRoom;
         }
-        *self = Self {
-            look_at_us: Some(now_us + RETRY_US),
-            // Who has stopped it lets it run; then it tries as well.
-            tried: true,
-        };
-        match may_run {
-            true => Look::Retries,
-            false => Look::Nothing,
+        self.look_at_us = Some(now_us + RETRY_US);
+        if !may_run {
+            return Look::Nothing;
         }
+        self.tried = true;
+        Look::Retries
     }
 }
 
@@ -102,5 +100,18 @@ mod tests {
         // The sync has let it run, and it failed again.
         assert!(!wait.stopped(RETRY_US + 1));
         assert_eq!(wait.look(2 * RETRY_US + 1, true), Look::Retries);
+    }
+
+    #[test]
+    fn a_vm_that_nobody_let_run_has_no_room_yet() {
+        let mut wait = EnospcWait::default();
+        assert!(wait.stopped(0));
+        // A sync is under way, and breaks before it has stopped the VM.
+        assert_eq!(wait.look(RETRY_US, false), Look::Nothing);
+        assert!(wait.waits());
+        assert_eq!(wait.look(2 * RETRY_US, true), Look::Retries);
+        // The next one has stopped it since: whether there is room is seen when it runs.
+        assert_eq!(wait.look(3 * RETRY_US, false), Look::Nothing);
+        assert_eq!(wait.look(4 * RETRY_US, true), Look::HasRoom);
     }
 }
