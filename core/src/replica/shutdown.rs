@@ -111,6 +111,8 @@ pub struct Shutdown<T> {
     guest: Guest,
     /// The guest was asked, and is to be gone by then.
     quit_at_us: Option<u64>,
+    /// It was not, and the end was proposed in that term.
+    ignored_in: Option<Term>,
     /// The guest has switched itself off, and the group was asked to agree that this is the VM's end.
     switched_off: bool,
     said_in: Option<Term>,
@@ -127,6 +129,7 @@ impl<T> Default for Shutdown<T> {
             orders: Vec::new(),
             guest: Guest::default(),
             quit_at_us: None,
+            ignored_in: None,
             switched_off: false,
             said_in: None,
             tells: false,
@@ -191,6 +194,7 @@ impl<T> Shutdown<T> {
                 Guest::UnderWay => return Turn::Nothing,
                 Guest::Asked => {
                     self.quit_at_us = Some(sight.now_us + POWERDOWN_US);
+                    self.ignored_in = None;
                     return Turn::GuestAsked(self.take_orders());
                 }
                 Guest::NotAsked { told } => {
@@ -243,19 +247,22 @@ impl<T> Shutdown<T> {
         }
     }
 
-    /// The guest was asked, and has not switched itself off in time: said once, and the end is to be proposed.
-    pub fn guest_ignores(&mut self, now_us: u64) -> bool {
-        let is_late = self.quit_at_us.is_some_and(|at_us| at_us <= now_us);
-        if is_late {
-            self.quit_at_us = None;
-        }
-        is_late
+    /// The guest was asked, and has not switched itself off in time: the end is to be proposed, once in each term, since it may be lost with
+    /// the old one. Where nobody leads that waits until this host does; whoever ordered it has had an answer long ago.
+    #[must_use]
+    pub fn guest_ignores(&self, now_us: u64, term: Term) -> bool {
+        self.quit_at_us.is_some_and(|at_us| at_us <= now_us) && self.ignored_in != Some(term)
     }
 
-    /// When that is.
+    /// It was proposed in that term; whether that is news.
+    pub fn ignored_end_was_said(&mut self, term: Term) -> bool {
+        self.ignored_in.replace(term).is_none()
+    }
+
+    /// When the guest is to be gone, as long as nothing was proposed.
     #[must_use]
     pub fn quit_at_us(&self) -> Option<u64> {
-        self.quit_at_us
+        self.quit_at_us.filter(|_| self.ignored_in.is_none())
     }
 
     /// The guest has switched itself off; whether the group was asked to agree that this is the end. Its process ends by itself.
@@ -272,6 +279,7 @@ impl<T> Shutdown<T> {
     /// The copy here is gone, and with it what was asked of its guest.
     pub fn copy_ended(&mut self) {
         self.quit_at_us = None;
+        self.ignored_in = None;
         self.switched_off = false;
     }
 

@@ -216,12 +216,15 @@ impl VmLoop {
 
     /// The guest was asked and is still there.
     pub(super) fn end_ignoring_guest(&mut self) {
-        if self.ending.shutdown.guest_ignores(self.now_us()) {
+        let (now_us, term) = (self.now_us(), self.group.term());
+        if self.ending.shutdown.guest_ignores(now_us, term)
+            && self.propose(&Agreed::Down)
+            && self.ending.shutdown.ignored_end_was_said(term)
+        {
             self.event(
                 EventKind::PowerdownIgnored,
                 "the guest did not switch itself off in time; it is ended",
             );
-            self.propose(&Agreed::Down);
         }
     }
 

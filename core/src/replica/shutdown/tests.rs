@@ -30,9 +30,10 @@ fn a_guest_is_asked_once_and_has_its_time_to_switch_itself_off() {
         Turn::GuestAsked(vec![7])
     );
     assert_eq!(shutdown.quit_at_us(), Some(now_us + POWERDOWN_US));
-    assert!(!shutdown.guest_ignores(POWERDOWN_US));
-    assert!(shutdown.guest_ignores(now_us + POWERDOWN_US), "said once");
-    assert!(!shutdown.guest_ignores(now_us + POWERDOWN_US));
+    assert!(!shutdown.guest_ignores(POWERDOWN_US, TERM));
+    assert!(shutdown.guest_ignores(now_us + POWERDOWN_US, TERM));
+    assert!(shutdown.ignored_end_was_said(TERM), "news");
+    assert!(!shutdown.guest_ignores(now_us + POWERDOWN_US, TERM), "once");
     // Nobody waits any more, and whoever orders it next asks anew.
     assert_eq!(shutdown.turn(&SIGHT), Turn::Nothing);
     shutdown.order(0, false, 8);
@@ -48,7 +49,41 @@ fn what_a_guest_was_asked_ends_with_its_copy() {
     shutdown.guest_left(true);
     assert!(shutdown.has_guest_left());
     shutdown.copy_ended();
-    assert!(!shutdown.has_guest_left() && !shutdown.guest_ignores(u64::MAX));
+    assert!(!shutdown.has_guest_left() && !shutdown.guest_ignores(u64::MAX, TERM));
+}
+
+#[test]
+fn an_end_that_a_guest_ignores_is_to_be_said_until_it_is_and_once_in_each_term() {
+    let mut shutdown = ordered(false);
+    assert_eq!(shutdown.turn(&SIGHT), Turn::AsksGuest);
+    shutdown.guest_was_asked(true);
+    assert_eq!(shutdown.turn(&SIGHT), Turn::GuestAsked(vec![7]));
+    // Nobody leads in that moment, so it cannot be said.
+    for _ in 0..2 {
+        assert!(shutdown.guest_ignores(POWERDOWN_US, TERM), "it is not forgotten");
+        assert_eq!(shutdown.quit_at_us(), Some(POWERDOWN_US));
+    }
+    assert!(shutdown.ignored_end_was_said(TERM), "news");
+    assert!(!shutdown.guest_ignores(u64::MAX, TERM));
+    assert_eq!(shutdown.quit_at_us(), None, "nothing is waited for");
+    // It may have been lost with that term.
+    let term = Term(4);
+    assert!(shutdown.guest_ignores(POWERDOWN_US, term));
+    assert!(!shutdown.ignored_end_was_said(term), "people have heard of it");
+    // Whoever orders it anew gives the guest its time anew.
+    shutdown.order(POWERDOWN_US, false, 8);
+    let now_us = POWERDOWN_US;
+    let sight = Sight {
+        now_us,
+        term,
+        ..SIGHT
+    };
+    assert_eq!(shutdown.turn(&sight), Turn::AsksGuest);
+    shutdown.guest_was_asked(true);
+    assert_eq!(shutdown.turn(&sight), Turn::GuestAsked(vec![8]));
+    assert_eq!(shutdown.quit_at_us(), Some(2 * POWERDOWN_US));
+    assert!(!shutdown.guest_ignores(2 * POWERDOWN_US - 1, term));
+    assert!(shutdown.guest_ignores(2 * POWERDOWN_US, term));
 }
 
 #[test]

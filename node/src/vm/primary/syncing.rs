@@ -536,16 +536,15 @@ impl VmLoop {
             .then_some(primary.pace.next_look_us);
         let room = primary.guest.enospc_wait.look_at_us();
         let announce = self.net.announcements.due_us().filter(|_| self.may_speak(now_us));
-        [
-            drain,
-            look,
-            observe,
-            self.ending.shutdown.quit_at_us(),
-            room,
-            announce,
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        // Where nobody leads an election wakes the loop: a deadline that nobody moves on would keep it spinning.
+        let quit = self
+            .ending
+            .shutdown
+            .quit_at_us()
+            .filter(|_| self.agreement.leads());
+        [drain, look, observe, quit, room, announce]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }
