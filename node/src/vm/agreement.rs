@@ -106,7 +106,7 @@ impl VmLoop {
     /// What this host would bring to an election.
     pub(super) fn candidacy(&self) -> Candidacy {
         let whole = match &self.role {
-            Role::Primary(primary) => primary.is_whole(),
+            Role::Primary(primary) => primary.is_whole() && !primary.guest.is_left(self.now_us()),
             Role::Backup(_) if self.shared.fault_at.always_fails(Line::BackupCampaigns) => false,
             Role::Backup(backup) => backup.may_lead() && !self.take_over_stalls(),
             Role::None => false,
@@ -319,6 +319,7 @@ impl VmLoop {
 
     /// Another host leads, or nobody.
     fn follows(&mut self, term: Term, leader: Option<ReplicaId>) {
+        let now_us = self.now_us();
         self.agreement.leadership.deposed();
         self.speaks_as_it_may();
         self.policy_order_failed("this host leads the group no more; say it again");
@@ -345,10 +346,13 @@ impl VmLoop {
                     ),
                 );
             }
-            // Who hands the VM over has asked the other host to be elected: nobody leads for that moment, and nothing is wrong.
-            _ if self.primary().is_some_and(|primary| primary.epochs().is_handed()) => {}
+            // Who hands the VM over, or leaves it to the backup, has asked the other host to be elected: nobody leads for that moment, and
+            // nothing is wrong.
+            _ if self
+                .primary()
+                .is_some_and(|primary| primary.epochs().is_handed() || primary.guest.is_left(now_us)) => {}
             _ => {
-                let text = group::no_majority(&self.group, &self.config, self.now_us());
+                let text = group::no_majority(&self.group, &self.config, now_us);
                 self.event(EventKind::QuorumLost, text);
             }
         }

@@ -125,6 +125,11 @@ pub enum LoopEvent {
         /// Why.
         why: String,
     },
+    /// QEMU has answered neither the primary's session that wanted a sync of it, nor the word that its VM is to run on.
+    QemuSilent {
+        /// Which session.
+        session: u64,
+    },
     /// The primary says that it leads in this term, and that the session goes on.
     SessionTerm {
         /// Which session.

@@ -232,6 +232,7 @@ impl VmLoop {
             LoopEvent::BackupIdle { session, applied } => self.backup_is_idle(session, applied),
             LoopEvent::SessionEnded { session, why, torn } => self.session_thread_ended(session, &why, torn),
             LoopEvent::VmStands { session, why } => self.vm_stands(session, &why),
+            LoopEvent::QemuSilent { session } => self.qemu_is_silent(session),
             LoopEvent::SessionTerm { session, term } => self.session_term_told(session, term),
             LoopEvent::Fault(text) => self.event(EventKind::Fault, text),
             LoopEvent::StreamLent { session, stream } => self.stream_lent(session, stream),

@@ -163,6 +163,8 @@ pub enum Action {
     HangBackup,
     /// The primary's session hangs while its VM stands; then it goes on.
     HangPrimary,
+    /// The primary's QEMU stands still, and nothing else of its host does: the backup goes on with the VM.
+    HangQemu,
     /// A switchover in whose middle the backup dies.
     BreakSwitchover,
     /// The backup fails to apply a sync that it has acknowledged, and the primary stands still meanwhile.

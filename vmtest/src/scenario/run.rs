@@ -441,6 +441,7 @@ impl Stage<'_, '_> {
             Action::RevokeBackup => self.revoke_backup(),
             Action::HangBackup => self.hang_backup(),
             Action::HangPrimary => self.hang_primary(),
+            Action::HangQemu => self.hang_qemu(),
             Action::BreakSwitchover => self.break_switchover(),
             Action::HalfLoad => self.half_load(),
             Action::NewTerms(times) => self.new_terms(*times),

@@ -393,6 +393,10 @@ impl VmLoop {
             return;
         }
         primary.sync_status.aborted += u64::from(ended.broken);
+        if primary.guest.is_left(now_us) {
+            // The backup is to go on, so it is neither lost nor dropped: the group says the rest.
+            return self.forget_cut();
+        }
         if let Some(reply) = primary.switchover.take() {
             // Whoever asked may have gone.
             let _ = reply.send(Answer::failed(format!(

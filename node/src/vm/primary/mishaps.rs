@@ -2,10 +2,12 @@
 //!
 //! Not here: a guest that switches itself off (`switched_off`).
 
+use super::SILENCE_US;
 use crate::vm::state::primary::PrimaryRole;
 use crate::vm::state::{Role, VmLoop};
 use dunlin_api::EventKind;
 use dunlin_core::replica::enospc::Look;
+use dunlin_core::units::ReplicaId;
 use dunlin_guest::qemu::QemuEvent;
 use std::time::Duration;
 
@@ -104,6 +106,37 @@ impl VmLoop {
             );
             self.end_copy(why);
         }
+    }
+
+    /// QEMU has answered neither what a sync wanted of it nor `cont`: it hangs, or a disk of this host does that it waits for, and the VM
+    /// would stand for good if its backup were dropped for that. A backup that is heard goes on instead. This host gives its office
+    /// up, and keeps its copy until the group has agreed that it is not needed: QEMU may only have been slow, and the take-over may
+    /// fail.
+    pub(in crate::vm) fn qemu_is_silent(&mut self, id: u64) {
+        let (now_us, complete) = (self.now_us(), self.agreement.state().complete);
+        // Whoever ends the VM needs no backup to go on with it.
+        if !self.is_session(id) || !self.agreement.leads() || self.ending.shutdown.is_ordered() {
+            return;
+        }
+        let heard = |peer: ReplicaId| {
+            let heard_us = self.group.heard_us(peer);
+            complete.contains(peer)
+                && heard_us.is_some_and(|at_us| now_us.saturating_sub(at_us) <= SILENCE_US)
+        };
+        let Role::Primary(primary) = &mut self.role else {
+            return;
+        };
+        let peer = primary.session.as_ref().map(|session| session.peer);
+        if !primary.epochs.is_synced() || !peer.is_some_and(heard) {
+            return;
+        }
+        primary.guest.leave_to_backup(now_us);
+        self.event(
+            EventKind::LeftToBackup,
+            "QEMU answers nothing: the backup goes on with the VM",
+        );
+        self.group.step_down();
+        self.group.may_lead(false);
     }
 
     /// The VM's process has ended, or cannot be talked to: the backup, if there is one, goes on.

@@ -61,6 +61,8 @@ struct Worker {
     /// When the last sync began, and when the VM was to be stopped in this one.
     last_sync: Instant,
     stopping: Instant,
+    /// QEMU did not answer what this sync wanted of it last.
+    unanswered: bool,
     /// A join, and when its backup was last told that disks are still copied.
     said: Instant,
 }
@@ -102,6 +104,7 @@ impl Primary {
             lap: Lap(now),
             last_sync: now,
             stopping: now,
+            unanswered: false,
             said: now,
         };
         drive(&mut machine, &mut worker);
@@ -268,6 +271,7 @@ impl Worker {
             .waiting
             .during(Wait::VmStops, || machine.qemu.stop_within(bound));
         machine.disks.expedite(false);
+        self.unanswered = stopped.as_ref().is_err_and(is_unanswered);
         stopped.map_err(|error| Broken::new("stopping the VM", error))?;
         machine.fault_at.pass(Line::PrimaryStopped);
         self.figures.stop_us = self.lap.us();
@@ -279,6 +283,7 @@ impl Worker {
         let waiting = &self.its.link.waiting;
         let bound = self.left_for(Wait::DevicesSave);
         let saved = waiting.during(Wait::DevicesSave, || qemu.save_state_within(firmware, bound));
+        self.unanswered = saved.as_ref().is_err_and(is_unanswered);
         let saved = saved.map_err(|error| Broken::new("saving the devices' state", error))?;
         self.figures.save_us = self.lap.us();
         self.figures.device_bytes = saved.len() as u64;
@@ -318,6 +323,10 @@ impl Worker {
             // It has been told, and obeys when it can.
             Err(QmpError::Timeout(..)) => {
                 tracing::warn!("QEMU is slow to resume the VM after a broken sync");
+                if self.unanswered {
+                    // Before the session's end: there is a backup as long as the loop has not heard of that.
+                    self.its.to_loop.send(LoopEvent::QemuSilent { session });
+                }
                 Ok(())
             }
             Err(error) => Err(Broken(error.to_string())),
@@ -452,6 +461,11 @@ impl Primary {
             total,
         });
     }
+}
+
+/// Whether QEMU said nothing at all.
+fn is_unanswered(error: &QmpError) -> bool {
+    matches!(error, QmpError::Timeout(..) | QmpError::NotTold(..))
 }
 
 /// A page in all its blocks.

@@ -74,6 +74,24 @@ pub struct Guest {
     pub(in crate::vm) ask_qemu_us: u64,
     /// The VM stands still while its disk is full.
     pub(in crate::vm) enospc_wait: EnospcWait,
+    /// QEMU answered nothing, so the VM was left to its backup: until then this host does not stand for election.
+    left_until_us: Option<u64>,
+}
+
+/// So long a backup has to take a VM over whose QEMU answers nothing here: more than an election on a busy machine. If it does not, this
+/// host may lead again, and serves if its QEMU does.
+const LEFT_US: u64 = 10_000_000;
+
+impl Guest {
+    /// The backup is to go on with the VM.
+    pub(in crate::vm) fn leave_to_backup(&mut self, now_us: u64) {
+        self.left_until_us = Some(now_us + LEFT_US);
+    }
+
+    /// Whether it still is.
+    pub(in crate::vm) fn is_left(&self, now_us: u64) -> bool {
+        self.left_until_us.is_some_and(|until_us| now_us < until_us)
+    }
 }
 
 pub(in crate::vm) struct Session {
@@ -150,5 +168,19 @@ impl PrimaryRole {
     /// Whether there is a VM to serve, or will be.
     pub fn is_whole(&self) -> bool {
         self.machine.is_some() || self.starting.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_has_left_its_vm_to_the_backup_may_lead_again_when_that_one_had_its_time() {
+        let mut guest = Guest::default();
+        assert!(!guest.is_left(0));
+        guest.leave_to_backup(7);
+        assert!(guest.is_left(7) && guest.is_left(6 + LEFT_US));
+        assert!(!guest.is_left(7 + LEFT_US));
     }
 }

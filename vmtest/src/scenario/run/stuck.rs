@@ -5,6 +5,8 @@ use dunlin_api::Role;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::{PATIENCE, Stage, with_role};
 use crate::cluster::Event;
@@ -84,6 +86,24 @@ impl Stage<'_, '_> {
         let stalls = stalls.vm(&self.vm).map(|vm| vm.stalls);
         ensure!(stalls == Some(1), "status counts {stalls:?} stalls");
         self.inject(&primary, "go-on")
+    }
+
+    /// QEMU answers nothing, and its daemon lives: the healthy copy goes on, and the one that hangs is ended.
+    pub(super) fn hang_qemu(&mut self) -> Result<()> {
+        let primary = self.with_role("primary")?;
+        let status = self.cluster.status(&primary)?;
+        let pid = status.vm(&self.vm).and_then(|vm| vm.qemu_pid);
+        let pid = pid.and_then(|pid| i32::try_from(pid).ok());
+        let pid = pid.context("the primary does not say which process its QEMU is")?;
+        let ended = self.count_told(&primary, "ended-here")?;
+        let at = Instant::now();
+        kill(Pid::from_raw(pid), Signal::SIGSTOP).context("stopping QEMU")?;
+        self.taken_over(&primary, at)?;
+        self.told(&primary, "left-to-backup")?;
+        self.await_another(&primary, "ended-here", ended)?;
+        let lost = self.events_of(&primary, "backup-lost")?;
+        ensure!(lost.is_empty(), "the healthy backup was given up: {lost:?}");
+        Ok(())
     }
 
     /// A switchover whose backup dies before the VM is stopped for it. The VM goes on where it is.
