@@ -12,8 +12,8 @@ use dunlin_vmtest::client::streams::StreamsReport;
 use dunlin_vmtest::image::GuestImage;
 use dunlin_vmtest::scenario::campaign::{CampaignSpec, plan};
 use dunlin_vmtest::scenario::{
-    self, Scenario, World, bad_input, compared, flood, interrupt, joining, ledger::LedgerSpec, life, orders,
-    outpour, overload, passers, rejoins, sizes, soak, speculative, stalls, two_vms, upload,
+    self, Scenario, World, bad_input, compared, flood, full_log, interrupt, joining, ledger::LedgerSpec,
+    life, orders, outpour, overload, passers, rejoins, sizes, soak, speculative, stalls, two_vms, upload,
 };
 use dunlin_vmtest::{image, paths};
 
@@ -402,6 +402,11 @@ fn play(
             words.collect::<String>()
         });
         tell("rejoins", begun, outcome);
+    }
+    if wanted("primary-log-disk-full", false) {
+        let begun = Instant::now();
+        let outcome = full_log::run(&world).map(|answers| format!(", {answers} acknowledged, 0 lost"));
+        tell("primary-log-disk-full", begun, outcome);
     }
     if wanted("disks-compared-by-schedule", false) {
         let begun = Instant::now();

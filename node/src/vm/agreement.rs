@@ -91,8 +91,16 @@ impl VmLoop {
                 }
                 GroupEvent::TransferFailed { .. } => self.transfer_failed(),
                 told => {
+                    let ill = match &told {
+                        GroupEvent::DiskFull(_) | GroupEvent::DiskFailed(_) => true,
+                        GroupEvent::DiskRoom => false,
+                        _ => self.agreement.log_is_ill,
+                    };
                     if let Some((kind, text)) = group::words(told, &self.config) {
                         self.event(kind, text);
+                    }
+                    if std::mem::replace(&mut self.agreement.log_is_ill, ill) != ill {
+                        self.leave_with_ill_log();
                     }
                 }
             }
@@ -106,7 +114,10 @@ impl VmLoop {
     /// What this host would bring to an election.
     pub(super) fn candidacy(&self) -> Candidacy {
         let whole = match &self.role {
-            Role::Primary(primary) => primary.is_whole() && !primary.guest.is_left(self.now_us()),
+            // One that leaves its office does so when the backup can have it.
+            Role::Primary(primary) => {
+                primary.is_whole() && (self.group.is_leader() || !primary.guest.is_left(self.now_us()))
+            }
             Role::Backup(_) if self.shared.fault_at.always_fails(Line::BackupCampaigns) => false,
             Role::Backup(backup) => backup.may_lead() && !self.take_over_stalls(),
             Role::None => false,

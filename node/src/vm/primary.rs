@@ -200,6 +200,7 @@ impl VmLoop {
             }
         }
         self.event(EventKind::Protected, "a complete second copy of the VM follows");
+        self.leave_with_ill_log();
     }
 
     /// The primary's turn: QEMU's own events, the backup, the sync.

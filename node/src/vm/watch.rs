@@ -1,7 +1,8 @@
 //! The watchdog of one VM: what should get on and does not is told, and the session that is waited for is ended.
 //!
 //! Flow: each turn of the loop -> core's `watchdog` -> an event, a figure, a state -> the session's end, as if its backup were
-//! lost: the VM goes on without it. Or the end of an office: a take-over that does not get on is left to another host.
+//! lost: the VM goes on without it. Or the end of an office: a take-over that does not get on is left to another host, and so is a VM whose
+//! inputs wait for the disk of its primary's log.
 //!
 //! Not here: how long anything may be waited for (core's `waits`).
 
@@ -64,6 +65,11 @@ impl VmLoop {
             EventKind::Stalled,
             format!("the VM is protected and does not get on: {why}"),
         );
+        // Where this host's own disk is what does not get on, it is not the backup that has to go.
+        let disk_lags = stall.wait == Wait::InputApplied && self.log_disk_lags();
+        if disk_lags && self.leave_office("the log's disk of this host does not get on") {
+            return;
+        }
         match &self.role {
             Role::Primary(primary) => {
                 if let Some(id) = primary.session_id() {

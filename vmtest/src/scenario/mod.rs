@@ -12,6 +12,7 @@ pub mod bad_input;
 pub mod campaign;
 pub mod compared;
 pub mod flood;
+pub mod full_log;
 pub mod interrupt;
 pub mod joining;
 pub mod ledger;

@@ -56,6 +56,20 @@ impl VmLoop {
         self.event(EventKind::LogFull, text);
     }
 
+    /// What is agreed does not reach this host's disk: it would soon take no inputs any more. A backup goes on with the VM, whose disk holds
+    /// what the witness's does. One that is alone keeps its office: the others' disks are a majority without its own.
+    pub(in crate::vm) fn leave_with_ill_log(&mut self) {
+        if self.agreement.log_is_ill {
+            self.leave_office("the log's disk of this host takes nothing");
+        }
+    }
+
+    /// Whether inputs wait in the network for this host's own disk.
+    pub(in crate::vm) fn log_disk_lags(&self) -> bool {
+        let (waits, most) = self.group.disk_queue();
+        waits > most
+    }
+
     pub(in crate::vm) fn cut_log(&mut self, cut: Option<Cut>) {
         if let Some(Cut { through, state }) = cut {
             self.group.truncate(through, state);

@@ -60,7 +60,8 @@ impl VmLoop {
     pub(super) fn look_for_backup(&mut self) {
         let now_us = self.now_us();
         let lone = self.primary().is_some_and(|primary| {
-            primary.session.is_none() && !primary.epochs.is_handed() && now_us >= primary.rejoin_at_us
+            let is_left = primary.epochs.is_handed() || primary.guest.is_left(now_us);
+            primary.session.is_none() && !is_left && now_us >= primary.rejoin_at_us
         });
         if lone && self.agreement.leads() && self.net.output.voice() == Voice::Protected {
             if !self

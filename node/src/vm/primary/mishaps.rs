@@ -109,14 +109,20 @@ impl VmLoop {
     }
 
     /// QEMU has answered neither what a sync wanted of it nor `cont`: it hangs, or a disk of this host does that it waits for, and the VM
-    /// would stand for good if its backup were dropped for that. A backup that is heard goes on instead. This host gives its office
-    /// up, and keeps its copy until the group has agreed that it is not needed: QEMU may only have been slow, and the take-over may
-    /// fail.
+    /// would stand for good if its backup were dropped for that.
     pub(in crate::vm) fn qemu_is_silent(&mut self, id: u64) {
+        if self.is_session(id) {
+            self.leave_office("QEMU answers nothing");
+        }
+    }
+
+    /// This host does not serve its VM as it should, and a backup that is heard can: this one gives its office up. It keeps its copy until the
+    /// group has agreed that it is not needed: what ails it may pass, and the take-over may fail. False: nobody is there who could.
+    pub(in crate::vm) fn leave_office(&mut self, why: &str) -> bool {
         let (now_us, complete) = (self.now_us(), self.agreement.state().complete);
         // Whoever ends the VM needs no backup to go on with it.
-        if !self.is_session(id) || !self.agreement.leads() || self.ending.shutdown.is_ordered() {
-            return;
+        if !self.agreement.leads() || self.ending.shutdown.is_ordered() {
+            return false;
         }
         let heard = |peer: ReplicaId| {
             let heard_us = self.group.heard_us(peer);
@@ -124,19 +130,20 @@ impl VmLoop {
                 && heard_us.is_some_and(|at_us| now_us.saturating_sub(at_us) <= SILENCE_US)
         };
         let Role::Primary(primary) = &mut self.role else {
-            return;
+            return false;
         };
         let peer = primary.session.as_ref().map(|session| session.peer);
         if !primary.epochs.is_synced() || !peer.is_some_and(heard) {
-            return;
+            return false;
         }
         primary.guest.leave_to_backup(now_us);
         self.event(
             EventKind::LeftToBackup,
-            "QEMU answers nothing: the backup goes on with the VM",
+            format!("{why}: the backup goes on with the VM"),
         );
+        // It leads until the backup has all that was proposed, and no longer than a hand-over may take.
         self.group.step_down();
-        self.group.may_lead(false);
+        true
     }
 
     /// The VM's process has ended, or cannot be talked to: the backup, if there is one, goes on.

@@ -24,6 +24,8 @@ pub struct Agreement {
     pub(in crate::vm) log_is_full: bool,
     pub(in crate::vm) log_full_told_us: Option<u64>,
     pub(in crate::vm) log_full_is_last: bool,
+    /// Its disk here takes nothing, as far as it has told: it is full, or has failed.
+    pub(in crate::vm) log_is_ill: bool,
     /// Times that there was none.
     pub log_waits: u64,
     /// Another policy was agreed: whoever is complete by an older entry is about to be dropped.
@@ -50,9 +52,11 @@ impl Agreement {
     /// A snapshot stands in for all entries up to `index`: what is known of the log begins anew.
     pub(in crate::vm) fn installed(&mut self, index: Index, leadership: Leadership) {
         let (policy_ordered, election) = (self.policy_ordered.take(), std::mem::take(&mut self.election));
+        let log_is_ill = self.log_is_ill;
         *self = Self {
             policy_ordered,
             election,
+            log_is_ill,
             ..Self::at(index, leadership)
         };
     }
@@ -65,6 +69,7 @@ impl Agreement {
             log_is_full: false,
             log_full_told_us: None,
             log_full_is_last: false,
+            log_is_ill: false,
             log_waits: 0,
             another_policy: false,
             unsaid: Unsaid::default(),

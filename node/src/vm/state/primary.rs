@@ -74,12 +74,12 @@ pub struct Guest {
     pub(in crate::vm) ask_qemu_us: u64,
     /// The VM stands still while its disk is full.
     pub(in crate::vm) enospc_wait: EnospcWait,
-    /// QEMU answered nothing, so the VM was left to its backup: until then this host does not stand for election.
+    /// It was left to the backup, since this host does not serve it as it should: until then this one does not stand for election.
     left_until_us: Option<u64>,
 }
 
-/// So long a backup has to take a VM over whose QEMU answers nothing here: more than an election on a busy machine. If it does not, this
-/// host may lead again, and serves if its QEMU does.
+/// So long a backup has to take a VM over that this host has left to it: more than an election on a busy machine. If it does not, this host
+/// may lead again, and serves as far as it can.
 const LEFT_US: u64 = 10_000_000;
 
 impl Guest {
