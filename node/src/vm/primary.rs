@@ -27,7 +27,7 @@ use super::state::{Role, VmLoop};
 use dunlin_api::{EventKind, State};
 use dunlin_core::output::gate::Voice;
 use dunlin_core::replica::epoch::primary::Phase;
-use dunlin_core::replica::leadership::{Lead, Resumes};
+use dunlin_core::replica::leadership::{Lead, Mandate, Resumes};
 use dunlin_core::units::Epoch;
 use std::sync::{Arc, Weak};
 
@@ -132,6 +132,8 @@ impl VmLoop {
             // The order is carried out in this step.
             Lead::Ends => {}
             Lead::Boots => {
+                // Known now: what is said next is agreed of a VM that never ran, too.
+                self.cold.has_lived = candidacy.mandate != Mandate::None;
                 self.say_it_is_alone();
             }
             Lead::TakesOver => self.go_on_taking_over(),
@@ -211,6 +213,7 @@ impl VmLoop {
         if self.shared.fault_at.steps_down(Line::PrimaryLeads) {
             self.group.step_down();
         }
+        self.boot_again();
         self.follow_qemu();
         self.membership().tell_who_is_gone();
         self.membership().readmit_hosts();

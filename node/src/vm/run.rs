@@ -367,8 +367,10 @@ impl VmLoop {
         }
         self.shown.at_us = now_us;
         let (role, state, wants_primary) = self.describe();
-        let (state, why) = match (&self.shown.failure, self.shown.watchdog.stalled()) {
-            (Some(why), _) => (State::Failed, why.clone()),
+        let does_not_start = wants_primary.and_then(|primary| primary.boots.why());
+        let failure = self.shown.failure.as_deref().or(does_not_start);
+        let (state, why) = match (failure, self.shown.watchdog.stalled()) {
+            (Some(why), _) => (State::Failed, why.to_owned()),
             (None, Some(wait)) => (State::Stalled, wait.name().to_owned()),
             (None, None) => (state, String::new()),
         };

@@ -41,6 +41,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<usize> {
     let bare = VmPlan::redis("none");
     let file = bare.write(cluster.testbed(), &world.image)?;
     comes_back_with_its_host(cluster, &bare, &file).context("a VM without protection")?;
+    waits_for_what_it_needs(cluster, &bare, &file).context("a VM that misses something after a power cut")?;
     for number in 1..=TIMES {
         up_and_down(cluster, "a", "a", &file).with_context(|| format!("policy none, {number}. time"))?;
     }
@@ -96,6 +97,31 @@ fn comes_back_with_its_host(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Pat
     ensure!(
         told.iter().any(|event| event.kind == EventKind::ColdStart),
         "no event tells that it was booted again: {told:?}"
+    );
+    cluster.dunlin("a", &["down", "--now", &plan.name])?;
+    gone(cluster)
+}
+
+/// What a VM needs may be there later than its host's daemon: it is tried again until then, and nobody has to come.
+fn waits_for_what_it_needs(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &Path) -> Result<()> {
+    cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
+    cluster.kill_daemon("a")?;
+    let kernel = cluster.testbed().dir().join("vmlinuz");
+    let away = kernel.with_extension("away");
+    fs::rename(&kernel, &away)?;
+    cluster.start_host("a")?;
+    let failed = cluster.await_status("the VM does not start", PATIENCE, |hosts| {
+        let vm = hosts.iter().find_map(|host| host.vm(&plan.name))?;
+        (vm.state == State::Failed).then_some(())
+    });
+    fs::rename(&away, &kernel)?;
+    failed?;
+    await_service(cluster.testbed().node("client"), plan.service(), PATIENCE)?;
+    let told = cluster.events("a")?;
+    let mut failed = told.iter().filter(|event| event.kind == EventKind::Failed);
+    ensure!(
+        failed.any(|event| event.text.contains("it is tried again until it does")),
+        "it is not told that the VM did not start, and is tried again: {told:?}"
     );
     cluster.dunlin("a", &["down", "--now", &plan.name])?;
     gone(cluster)

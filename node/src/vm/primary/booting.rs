@@ -4,7 +4,7 @@ use crate::vm::event::LoopEvent;
 use crate::vm::held_memory::Taken;
 use crate::vm::machine::{Machine, MachineError, Started};
 use crate::vm::nics::Nics;
-use crate::vm::state::primary::PrimaryRole;
+use crate::vm::state::primary::{Boots, PrimaryRole};
 use crate::vm::state::speculating::Speculating;
 use crate::vm::state::{Role, VmLoop};
 use dunlin_api::{EventKind, FailoverStatus};
@@ -19,9 +19,24 @@ impl VmLoop {
         let session = self.new_session();
         let mut primary = PrimaryRole::new(None, self.first_rules());
         primary.starting = Some(session);
+        primary.boots = Boots::of(self.cold.has_lived);
         self.role = Role::Primary(primary);
         // A VM that boots has no use for it, and nobody else will have.
         self.host.held_memory.forget(&self.config.name);
+        self.start_machine(session, Start::Boot, None);
+    }
+
+    /// It did not start, and its time has come again. Only while this host leads: nobody else may boot the VM then.
+    pub(in crate::vm) fn boot_again(&mut self) {
+        let (now_us, leads) = (self.now_us(), self.agreement.leads());
+        let due = |primary: &mut PrimaryRole| leads && primary.boots.is_due(now_us);
+        if !self.primary().is_some_and(due) {
+            return;
+        }
+        let session = self.new_session();
+        if let Some(primary) = self.primary() {
+            primary.starting = Some(session);
+        }
         self.start_machine(session, Start::Boot, None);
     }
 
@@ -113,6 +128,7 @@ impl VmLoop {
                 self.net.speculating = sockets.map(|sockets| Speculating::primary(sockets, total_bytes));
                 if let Some(primary) = self.primary() {
                     primary.machine = Some(machine);
+                    primary.boots.started();
                 }
                 self.agreement.leadership.booted();
                 let voice = self.agreement.leadership.voice();
@@ -121,12 +137,26 @@ impl VmLoop {
                     self.stands_alone();
                 }
             }
-            Err(why) => {
-                self.event(EventKind::Failed, format!("the VM does not start: {why}"));
-                self.order_failed(&format!("the VM does not start: {why}"));
-                self.shown.failure = Some(why.to_string());
-                self.drop_machine();
-            }
+            Err(why) => self.does_not_start(&why.to_string()),
+        }
+    }
+
+    fn does_not_start(&mut self, why: &str) {
+        let now_us = self.now_us();
+        let again = self
+            .primary()
+            .and_then(|primary| primary.boots.failed(now_us, why));
+        let text = match again {
+            Some(_) => format!("the VM does not start: {why}; it is tried again until it does"),
+            None => format!("the VM does not start: {why}"),
+        };
+        self.order_failed(&text);
+        if again != Some(false) {
+            self.event(EventKind::Failed, text);
+        }
+        if again.is_none() {
+            self.shown.failure = Some(why.to_owned());
+            self.drop_machine();
         }
     }
 

@@ -25,6 +25,8 @@ pub struct Cold {
     pub(in crate::vm) advice: Advice,
     /// Who held a complete copy, as far as was noted beside the log.
     pub(in crate::vm) notebook: Notebook,
+    /// The VM that this host boots, or is about to, has lived before.
+    pub(in crate::vm) has_lived: bool,
 }
 
 impl Cold {
@@ -37,6 +39,7 @@ impl Cold {
             alone_ordered: None,
             advice: Advice::default(),
             notebook,
+            has_lived: false,
         }
     }
 

@@ -23,6 +23,8 @@ use std::sync::Arc;
 pub struct PrimaryRole {
     pub(in crate::vm) machine: Option<Arc<Machine>>,
     pub(in crate::vm) starting: Option<u64>,
+    /// Whether it is tried again where it does not start.
+    pub(in crate::vm) boots: Boots,
     pub(in crate::vm) session: Option<Session>,
     /// A session that was ended, whose thread has not said so yet (invariant 4), since when, and whether that was told.
     pub(in crate::vm) lingers: Option<Lingers>,
@@ -119,6 +121,7 @@ impl PrimaryRole {
         Self {
             machine,
             starting: None,
+            boots: Boots::default(),
             session: None,
             lingers: None,
             epochs: PrimaryEpochs::new(first),
@@ -167,13 +170,89 @@ impl PrimaryRole {
 
     /// Whether there is a VM to serve, or will be.
     pub fn is_whole(&self) -> bool {
-        self.machine.is_some() || self.starting.is_some()
+        self.machine.is_some() || self.starting.is_some() || self.boots.waits()
+    }
+}
+
+/// The rest before a VM that did not start is tried again, and the longest one.
+const REST_US: (u64, u64) = (1_000_000, 60_000_000);
+
+/// How often a VM that boots from its disk did not start. What keeps one from it that has lived may pass, as a bridge that is not there yet
+/// after a power cut; and its host alone may boot it. One that never ran fails for good: its file is wrong, as a rule.
+#[derive(Default)]
+pub(in crate::vm) struct Boots {
+    has_lived: bool,
+    failed: u32,
+    again_at_us: Option<u64>,
+    why: Option<String>,
+}
+
+impl Boots {
+    /// Of a VM that has lived, or never ran.
+    pub(in crate::vm) fn of(has_lived: bool) -> Self {
+        Self {
+            has_lived,
+            ..Self::default()
+        }
+    }
+
+    /// It does not start, because of `why`. Whether that is news; none where it is not tried again.
+    pub(in crate::vm) fn failed(&mut self, now_us: u64, why: &str) -> Option<bool> {
+        if !self.has_lived {
+            return None;
+        }
+        let rest_us = (REST_US.0 << self.failed.min(8)).min(REST_US.1);
+        self.failed = self.failed.saturating_add(1);
+        self.again_at_us = Some(now_us + rest_us);
+        let before = self.why.replace(why.to_owned());
+        Some(before.as_deref() != Some(why))
+    }
+
+    /// Whether it is to be tried now; asked once.
+    pub(in crate::vm) fn is_due(&mut self, now_us: u64) -> bool {
+        self.again_at_us.take_if(|at_us| *at_us <= now_us).is_some()
+    }
+
+    /// Whether it will be.
+    pub(in crate::vm) fn waits(&self) -> bool {
+        self.again_at_us.is_some()
+    }
+
+    /// It runs.
+    pub(in crate::vm) fn started(&mut self) {
+        *self = Self::of(self.has_lived);
+    }
+
+    /// Why it does not.
+    pub(in crate::vm) fn why(&self) -> Option<&str> {
+        self.why.as_deref()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_vm_that_has_lived_is_tried_again_and_one_that_never_ran_is_not() {
+        let mut boots = Boots::of(false);
+        assert_eq!(boots.failed(0, "no bridge"), None);
+        assert!(!boots.waits() && !boots.is_due(u64::MAX));
+
+        let mut boots = Boots::of(true);
+        let mut now_us = 0;
+        for rest_s in [1, 2, 4, 8, 16, 32, 60, 60] {
+            assert_eq!(boots.failed(now_us, "no bridge"), Some(now_us == 0), "told once");
+            assert!(boots.waits());
+            now_us += rest_s * 1_000_000;
+            assert!(!boots.is_due(now_us - 1), "{rest_s} s");
+            assert!(boots.is_due(now_us) && !boots.is_due(now_us), "once");
+        }
+        assert_eq!(boots.failed(now_us, "no disk"), Some(true), "another reason");
+        assert_eq!(boots.why(), Some("no disk"));
+        boots.started();
+        assert!(!boots.waits() && boots.why().is_none());
+    }
 
     #[test]
     fn a_host_that_has_left_its_vm_to_the_backup_may_lead_again_when_that_one_had_its_time() {
