@@ -503,20 +503,49 @@ impl Disk {
     }
 }
 
-/// As [`Disk::take_over`] for all disks of a VM: all of them, or none counts after a power loss.
+/// A host that has no thread to give is asked again for so long, and so often: a copy of a VM hangs on it.
+const THREADS_COME: Duration = Duration::from_secs(5);
+const ASKED_AGAIN: Duration = Duration::from_millis(20);
+
+/// As [`Disk::take_over`] for all disks of a VM: all of them, or none counts after a power loss. One disk needs no thread.
 ///
 /// # Errors
-/// The first disk's that could not.
+/// The first disk's that could not; or there are too few threads, and then no disk was touched.
 pub fn take_over_all(disks: &[Arc<Disk>], term: Term) -> Result<(), DiskError> {
+    let Some((first, others)) = disks.split_first() else {
+        return Ok(());
+    };
+    // Disks of a group wait for each other, so none begins before each has its thread.
+    let all_begin = RwLock::new(false);
+    let take_over = |disk: &Arc<Disk>| {
+        let begins = *all_begin.read();
+        match begins {
+            true => disk.take_over(term).map(drop),
+            false => Ok(()),
+        }
+    };
     std::thread::scope(|scope| {
-        let others: Vec<_> = disks
-            .iter()
-            .map(|disk| scope.spawn(move || disk.take_over(term)))
-            .collect();
-        others
+        let mut begin = all_begin.write();
+        let until = Instant::now() + THREADS_COME;
+        let mut threads = Vec::new();
+        for disk in others {
+            let take_over = &take_over;
+            let thread = loop {
+                let named = std::thread::Builder::new().name("disk-take-over".into());
+                match named.spawn_scoped(scope, move || take_over(disk)) {
+                    Err(_) if Instant::now() < until => std::thread::sleep(ASKED_AGAIN),
+                    asked => break asked.map_err(DiskError::Thread)?,
+                }
+            };
+            threads.push(thread);
+        }
+        *begin = true;
+        drop(begin);
+        let own = take_over(first);
+        threads
             .into_iter()
-            .map(|other| other.join().expect("a take-over does not panic").map(drop))
-            .fold(Ok(()), Result::and)
+            .map(|thread| thread.join().expect("a take-over does not panic"))
+            .fold(own, Result::and)
     })
 }
 

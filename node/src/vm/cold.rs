@@ -108,15 +108,20 @@ impl VmLoop {
             let others = std::thread::scope(|scope| {
                 let asked: Vec<_> = others
                     .map(|peer| {
-                        (
-                            peer.member.id,
-                            scope.spawn(move || ask_standing(host, &peer.name, vm)),
-                        )
+                        let named = std::thread::Builder::new().name("ask-standing".into());
+                        let ask = move || ask_standing(host, &peer.name, vm);
+                        (peer, named.spawn_scoped(scope, ask))
                     })
                     .collect();
-                let said = asked.into_iter();
-                said.map(|(id, answer)| (id, answer.join().unwrap_or(Err(AskError::NoAnswer))))
-                    .collect()
+                let said = asked.into_iter().map(|(peer, asked)| {
+                    let answer = match asked {
+                        Ok(asked) => asked.join().unwrap_or(Err(AskError::NoAnswer)),
+                        // The system has no thread left.
+                        Err(_) => ask_standing(host, &peer.name, vm),
+                    };
+                    (peer.member.id, answer)
+                });
+                said.collect()
             });
             let disks = holding.disks();
             to_loop.send(LoopEvent::Inquest(Inquest { disks, others }));

@@ -209,11 +209,17 @@ pub fn tell_the_end(
         let busy = std::thread::scope(|scope| {
             let mut asked = Vec::new();
             for other in &others {
-                asked.push(scope.spawn(move || ask(other)));
+                let named = std::thread::Builder::new().name("tell-end".into());
+                asked.push((other, named.spawn_scoped(scope, move || ask(other))));
             }
+            let answers = asked.into_iter().map(|(other, asked)| match asked {
+                Ok(asked) => asked.join().ok(),
+                // The system has no thread left.
+                Err(_) => Some(ask(other)),
+            });
             // One that cannot be reached keeps its part: there a person says 'down --force'.
-            let busy = asked.into_iter().filter_map(|asked| match asked.join() {
-                Ok(Answer::Failed { why, code: BUSY }) => Some(why),
+            let busy = answers.filter_map(|answer| match answer {
+                Some(Answer::Failed { why, code: BUSY }) => Some(why),
                 _ => None,
             });
             busy.collect()

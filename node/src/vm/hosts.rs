@@ -137,11 +137,20 @@ impl Membership<'_> {
                 let (host, vm) = (&host, &vm);
                 let asked: Vec<_> = due
                     .iter()
-                    .map(|gone| (gone.id, scope.spawn(move || hears(host, &gone.name, vm, newest))))
+                    .map(|gone| {
+                        let named = std::thread::Builder::new().name("tell-gone".into());
+                        let ask = move || hears(host, &gone.name, vm, newest);
+                        (gone, named.spawn_scoped(scope, ask))
+                    })
                     .collect();
-                let told = asked
-                    .into_iter()
-                    .filter_map(|(id, asked)| asked.join().unwrap_or(false).then_some(id));
+                let told = asked.into_iter().filter_map(|(gone, asked)| {
+                    let hears = match asked {
+                        Ok(asked) => asked.join().unwrap_or(false),
+                        // The system has no thread left.
+                        Err(_) => hears(host, &gone.name, vm, newest),
+                    };
+                    hears.then_some(gone.id)
+                });
                 told.collect()
             });
             to_loop.send(LoopEvent::GoneTold(told));

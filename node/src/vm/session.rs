@@ -57,11 +57,18 @@ fn hash_copy(copy: &[u8]) -> Vec<u128> {
     std::thread::scope(|scope| {
         let parts: Vec<_> = copy
             .chunks(share)
-            .map(|part| scope.spawn(move || hash_share(part)))
+            .map(|part| {
+                let named = std::thread::Builder::new().name("hash".into());
+                (part, named.spawn_scoped(scope, move || hash_share(part)))
+            })
             .collect();
         parts
             .into_iter()
-            .flat_map(|part| part.join().expect("hashing does not panic"))
+            .flat_map(|(part, thread)| match thread {
+                Ok(thread) => thread.join().expect("hashing does not panic"),
+                // The system has no thread left.
+                Err(_) => hash_share(part),
+            })
             .collect()
     })
 }
