@@ -69,7 +69,6 @@ use event::{LoopEvent, LoopSender};
 use parking_lot::Mutex;
 use shared::Shared;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 /// What the daemon holds of a VM.
@@ -181,10 +180,10 @@ impl VmHandle {
         status.peers.iter().any(|peer| peer.connected && !peer.witness)
     }
 
-    /// How often its loop has turned: one that lives does so ten times a second at the least.
+    /// How often its loop has turned: one that lives does so ten times a second at the least. None of one that is over.
     #[must_use]
-    pub fn turns(&self) -> u64 {
-        self.shared.turns.load(Ordering::Relaxed)
+    pub fn turns(&self) -> Option<u64> {
+        self.shared.turned()
     }
 
     /// The loop's thread, to wait for its end without holding the handle; once.

@@ -16,7 +16,7 @@ use crate::logs::LogHandle;
 use crate::metrics;
 use crate::notify::{Notify, Patience};
 use crate::vm::event::LoopEvent;
-use crate::vm::{self, Ended, HeldMemory, Host, VmHandle};
+use crate::vm::{Ended, HeldMemory, Host, VmHandle};
 use crate::web;
 use anyhow::{Context, Result, anyhow};
 use crossbeam_channel::{Receiver, select, tick, unbounded};
@@ -30,13 +30,19 @@ use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// How often certificates are looked at.
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// How long the end of a daemon may wait until its last events are posted.
 const LAST_WORDS: Duration = Duration::from_secs(3);
+
+/// How long it waits for its VMs' loops: for `machine-ends`, and for what their logs have still to write.
+const LOOPS_END: Duration = Duration::from_secs(20);
+/// They are looked at so often.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// Runs a host until a signal ends it.
 pub fn run(path: &Path) -> Result<()> {
@@ -190,17 +196,47 @@ fn watch_signals() -> Result<Receiver<i32>> {
     Ok(signals)
 }
 
+/// Puts away what is left of a VM whose loop has ended, on a thread of its own: its state folder may not answer, and no other VM of this host
+/// waits for that.
+fn put_away(daemon: &Arc<Daemon>, ended: Ended) -> Option<JoinHandle<()>> {
+    let ended = Arc::new(ended);
+    let (its_daemon, its_end) = (daemon.clone(), ended.clone());
+    let work = move || its_daemon.vm_ended(&its_end);
+    let thread = std::thread::Builder::new().name("vm-ends".into()).spawn(work);
+    if thread.is_err() {
+        // The system has no thread left.
+        daemon.vm_ended(&ended);
+    }
+    thread.ok()
+}
+
+/// Waits until all of them have ended, `at_most` so long: what a disk keeps ends with the process. How many have not.
+fn await_all(mut threads: Vec<JoinHandle<()>>, at_most: Duration) -> usize {
+    let until = Instant::now() + at_most;
+    loop {
+        threads.retain(|thread| !thread.is_finished());
+        if threads.is_empty() || Instant::now() >= until {
+            return threads.len();
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
 fn wait_for_end(
-    daemon: &Daemon,
+    daemon: &Arc<Daemon>,
     endings: &Receiver<Ended>,
     signals: &Receiver<i32>,
     mut service: Service,
 ) -> Result<()> {
     let daily = tick(DAY);
+    let mut ending: Vec<JoinHandle<()>> = Vec::new();
     loop {
         select! {
             recv(daily) -> _ => daemon.tell_of_certificates(),
-            recv(endings) -> ended => if let Ok(ended) = ended { daemon.vm_ended(&ended) },
+            recv(endings) -> ended => if let Ok(ended) = ended {
+                ending.retain(|thread| !thread.is_finished());
+                ending.extend(put_away(daemon, ended));
+            },
             recv(signals) -> _ => break,
             recv(service.due) -> _ => if let Some(vm) = service.is_alive(daemon.turns()) {
                 daemon.host.events.push(&vm, EventKind::LoopStandsStill, "the VM's loop does not turn: systemd will end this daemon");
@@ -216,13 +252,30 @@ fn wait_for_end(
     switchover::all(daemon, signals);
     let mut handles: Vec<VmHandle> = std::mem::take(&mut *daemon.vms()).into_values().collect();
     handles.iter().for_each(|handle| handle.send(LoopEvent::Shutdown));
-    handles
-        .iter_mut()
-        .for_each(|handle| vm::join(handle.take_thread()));
+    ending.extend(handles.iter_mut().filter_map(VmHandle::take_thread));
+    let late = await_all(ending, LOOPS_END);
+    if late > 0 {
+        tracing::warn!("{late} VMs have not ended in time: a disk of this host does not answer");
+    }
     if let Some(notify) = &daemon.notify {
         notify.end(LAST_WORDS);
     }
     let logs = std::mem::take(&mut *daemon.logs());
     logs.into_values().for_each(LogHandle::end);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_that_hangs_at_its_end_keeps_no_daemon() {
+        let hangs = std::thread::spawn(|| std::thread::park_timeout(Duration::from_secs(60)));
+        let disk = hangs.thread().clone();
+        let done = std::thread::spawn(|| {});
+        assert_eq!(await_all(vec![hangs, done], Duration::from_secs(1)), 1);
+        disk.unpark();
+        assert_eq!(await_all(Vec::new(), Duration::ZERO), 0);
+    }
 }

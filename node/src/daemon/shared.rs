@@ -76,11 +76,12 @@ impl Daemon {
         Ok(())
     }
 
-    /// How often each VM's loop has turned. A log's does not count: no VM is to end because a log hangs.
+    /// How often each VM's loop has turned, but for those that are over: no VM is to end because another one's state folder hangs at its end.
+    /// A log's does not count: no VM is to end because a log hangs.
     pub(super) fn turns(&self) -> service::Turns {
         self.vms()
             .iter()
-            .map(|(name, handle)| (name.clone(), handle.turns()))
+            .filter_map(|(name, handle)| Some((name.clone(), handle.turns()?)))
             .collect()
     }
 

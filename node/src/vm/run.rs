@@ -104,6 +104,7 @@ impl VmLoop {
             self.step();
             self.shared.turns.fetch_add(1, Ordering::Relaxed);
         }
+        self.shared.ends.store(true, Ordering::Relaxed);
         self.drop_machine();
         self.tell_of_remains();
         self.answer_ended();

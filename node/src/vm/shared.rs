@@ -15,7 +15,7 @@ use dunlin_guest::Memory;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// A file in the VM's folder: this host is to become a member of a group that runs. It founds none, and believes nobody's
@@ -71,10 +71,32 @@ pub(crate) struct Shared {
     pub(in crate::vm) over: AtomicBool,
     /// How often the loop has turned.
     pub(in crate::vm) turns: AtomicU64,
+    /// It turns no more: it is over, and puts away what is left of it, which may wait for a disk.
+    pub(in crate::vm) ends: AtomicBool,
 }
 
 impl Shared {
     pub(in crate::vm) fn config(&self) -> MutexGuard<'_, Option<Arc<VmConfig>>> {
         self.config.lock()
+    }
+
+    /// How often the loop has turned, as long as it is to turn.
+    pub(in crate::vm) fn turned(&self) -> Option<u64> {
+        let turns = self.turns.load(Ordering::Relaxed);
+        (!self.ends.load(Ordering::Relaxed)).then_some(turns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_loop_that_is_over_is_not_expected_to_turn() {
+        let shared = Shared::default();
+        shared.turns.store(7, Ordering::Relaxed);
+        assert_eq!(shared.turned(), Some(7));
+        shared.ends.store(true, Ordering::Relaxed);
+        assert_eq!(shared.turned(), None);
     }
 }

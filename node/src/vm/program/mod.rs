@@ -188,6 +188,7 @@ impl ProgramLoop {
             self.step();
             self.shared.turns.fetch_add(1, Ordering::Relaxed);
         }
+        self.shared.ends.store(true, Ordering::Relaxed);
         self.drop_copy();
         self.answer_ended();
         if self.agreement.state().life == Life::Down {
