@@ -3,6 +3,7 @@
 //! `link` makes authenticated streams between hosts; `keys` makes what they need. `transport` writes one-sidedly into a
 //! peer's memory over shm, tcp or verbs.
 
+pub mod clock;
 pub mod enroll;
 pub mod group;
 pub mod keys;

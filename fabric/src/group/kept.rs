@@ -23,6 +23,7 @@ mod lock;
 
 use self::lock::{Held, InheritingLock};
 use super::{Counters, Group, GroupConfig, GroupError, GroupEvent, LinkState};
+use crate::clock::HostClock;
 use crate::link::Stream;
 use crate::transport::TransportError;
 use bytes::Bytes;
@@ -33,7 +34,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The lowest of the real-time priorities: above every ordinary thread, below whatever an administrator put there.
 const REAL_TIME: libc::c_int = 1;
@@ -50,7 +51,7 @@ pub struct KeptGroup {
 
 struct Shared {
     kept: InheritingLock<Kept>,
-    begun: Instant,
+    clock: HostClock,
     stop: AtomicBool,
     /// How often the keeper did the owner's work.
     stood_in: AtomicU64,
@@ -82,7 +83,7 @@ impl KeptGroup {
                 rung: false,
             })
             .map_err(fail("the group's lock"))?,
-            begun: Instant::now(),
+            clock: HostClock::begin(),
             stop: AtomicBool::new(false),
             stood_in: AtomicU64::new(0),
         });
@@ -351,7 +352,7 @@ impl Shared {
     }
 
     fn now_us(&self) -> u64 {
-        self.begun.elapsed().as_micros() as u64
+        self.clock.now_us()
     }
 
     fn keep(&self, period: Duration) {

@@ -17,6 +17,7 @@ use dunlin_api::log::{LogAnswer, LogHost, LogRecord, LogState, LogStatus};
 use dunlin_core::consensus::{Durability, Entry, EntryKind, Member, Refusal, Role, Snapshot};
 use dunlin_core::logged::{Proposal, Proposers, Verdict};
 use dunlin_core::units::{Index, ReplicaId, Term};
+use dunlin_fabric::clock::HostClock;
 use dunlin_fabric::group::{GroupConfig, GroupEvent, KeptGroup};
 use dunlin_fabric::link::{Hello, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -118,7 +119,7 @@ pub struct LogLoop {
     /// What this host proposed as the leader, by index.
     pending: BTreeMap<u64, Pending>,
     trouble: Trouble,
-    born: Instant,
+    born: HostClock,
     shown_us: u64,
     over: bool,
 }
@@ -172,7 +173,7 @@ impl LogLoop {
             agreed: Agreed::default(),
             pending: BTreeMap::new(),
             trouble: Trouble::default(),
-            born: Instant::now(),
+            born: HostClock::begin(),
             shown_us: 0,
             over: false,
             record,
@@ -229,7 +230,7 @@ impl LogLoop {
     }
 
     fn now_us(&self) -> u64 {
-        self.born.elapsed().as_micros() as u64
+        self.born.now_us()
     }
 
     fn take_orders(&mut self) {

@@ -26,6 +26,7 @@ use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId};
 use dunlin_core::watchdog::Watchdog;
+use dunlin_fabric::clock::HostClock;
 use dunlin_fabric::group::KeptGroup;
 use dunlin_guest::disk::{Fault, Faults};
 use ending::Ending;
@@ -34,7 +35,6 @@ use primary::PrimaryRole;
 use speculating::Speculating;
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Instant;
 use watched::{Ready, Watched};
 
 /// This host's part in running the VM. There is one of it for each VM, and it is not moved about.
@@ -98,7 +98,7 @@ pub struct Inbox {
     /// Where others send them.
     pub(super) to_loop: LoopSender,
     pub(super) next_session: u64,
-    pub(super) born: Instant,
+    pub(super) born: HostClock,
     pub(super) ready: Ready,
     pub(super) watched: Watched,
 }
@@ -150,7 +150,7 @@ impl Inbox {
             events,
             to_loop,
             next_session: 1,
-            born: Instant::now(),
+            born: HostClock::begin(),
             ready: Ready::ALL,
             watched: Watched::default(),
         }
@@ -158,9 +158,9 @@ impl Inbox {
 }
 
 impl VmLoop {
-    /// Microseconds since the loop began.
+    /// Microseconds since the loop began; its host may have slept meanwhile.
     pub(super) fn now_us(&self) -> u64 {
-        self.inbox.born.elapsed().as_micros() as u64
+        self.inbox.born.now_us()
     }
 
     pub(super) fn event(&self, kind: EventKind, text: impl Into<String>) {

@@ -1,6 +1,7 @@
 use super::*;
 use crate::log::tests::Scratch;
 use dunlin_core::consensus::Durability;
+use std::time::Instant;
 
 /// So long no thread of a busy machine is kept from its core.
 const ELECTION_MIN_US: u64 = 2_000_000;

@@ -231,7 +231,7 @@ impl ProgramLoop {
             card_at_us: 0,
             told_unbatched: false,
             ready: true,
-            until_us: self.inbox.born.elapsed().as_micros() as u64,
+            until_us: self.inbox.born.now_us(),
         });
         // Invariant 1.
         let inputs = expected.inputs.into_iter();

@@ -60,6 +60,7 @@ use dunlin_core::output::Output;
 use dunlin_core::output::announcements::Announcements;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId};
+use dunlin_fabric::clock::HostClock;
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::frames::Announcer;
 use dunlin_program::limits;
@@ -71,7 +72,6 @@ use state::{Backup, Images, Inbox, Network, Own, Past, ProgramLoop, Ready, Role,
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 /// The status is brought up to date at least this often while something happens.
 const SHOW_US: u64 = 20_000;
@@ -159,7 +159,7 @@ impl ProgramLoop {
                 events,
                 to_loop,
                 next_session: 0,
-                born: Instant::now(),
+                born: HostClock::begin(),
                 ready: Ready::default(),
             },
             shown: Shown::default(),
@@ -256,7 +256,7 @@ impl ProgramLoop {
 
     /// Microseconds since the loop began.
     fn now_us(&self) -> u64 {
-        self.inbox.born.elapsed().as_micros() as u64
+        self.inbox.born.now_us()
     }
 
     fn event(&self, kind: EventKind, text: impl Into<String>) {

@@ -28,6 +28,7 @@ use dunlin_core::program::order::{Gate, Order};
 use dunlin_core::program::pace::Pace;
 use dunlin_core::program::time::Clock;
 use dunlin_core::units::{Epoch, Index, ReplicaId, Term};
+use dunlin_fabric::clock::HostClock;
 use dunlin_fabric::group::KeptGroup;
 use dunlin_guest::frames::{Announcer, GsoTap};
 use dunlin_program::answers::Answers;
@@ -37,7 +38,6 @@ use dunlin_program::source::Source;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// This host's part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -218,7 +218,7 @@ pub struct Inbox {
     /// Where others send them.
     pub(super) to_loop: LoopSender,
     pub(super) next_session: u64,
-    pub(super) born: Instant,
+    pub(super) born: HostClock,
     /// What the system said when the loop last waited.
     pub(super) ready: Ready,
 }
