@@ -139,6 +139,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     };
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
     vec![
         // A header and a frame behind it; then the frame alone.
         seed(0, 60, &[(0x100, HEADER_BYTES as u32, NEXT, 1), (0x200, 60, 0, 0)]),
@@ -164,5 +165,16 @@ pub fn seeds() -> Vec<Vec<u8>> {
         ),
         // A chain without an end.
         seed(0, 60, &[(0x100, 60, NEXT, 1), (0x200, 60, NEXT, 0)]),
+        // Empty descriptors in a table of their own, which lies behind the one that names it.
+        seed(
+            MERGES,
+            60,
+            &[
+                (0x1010, 48, INDIRECT, 0),
+                (0x8000, 0, WRITE | NEXT, 1),
+                (0x8000, 0, WRITE | NEXT, 2),
+                (0x8000, 64, WRITE, 0),
+            ],
+        ),
     ]
 }

@@ -5,7 +5,8 @@
 //! Invariants: 1. a buffer that was taken is given back in the same call: a ring that stands has none of ours, so that its place in the available ring is all its
 //!             state; 2. nothing that the guest writes makes us read or write outside its memory, or more than [`FRAME_BYTES_MAX`] for a frame; 3. a frame that fits into
 //!             no buffer is lost, as on any wire; one that finds no buffer waits; 4. the buffers of one frame are shown to the guest at once: Linux drops a frame
-//!             whose first buffer it finds used, and the others not yet.
+//!             whose first buffer it finds used, and the others not yet; 5. no chain is followed for more than `MOST_IN_CHAIN` descriptors, and one that has an empty one is no
+//!             chain: what is looked at for a frame is in proportion to its bytes.
 //! Source:     virtio 1.1, 2.6 (split virtqueues), 5.1.6 (network device operation).
 //! Not here:   when.
 
@@ -27,6 +28,8 @@ const USED_HEADER_BYTES: u64 = 4;
 const USED_ENTRY_BYTES: u64 = 8;
 /// Where the number of buffers stands in it.
 const BUFFERS_AT: usize = 10;
+/// Descriptors of one chain, at most: QEMU's own bound (`VIRTQUEUE_MAX_SIZE`), and several times what drivers need.
+const MOST_IN_CHAIN: usize = 1024;
 
 /// How frames lie in buffers, as the guest's driver has agreed.
 #[derive(Debug, Clone, Copy, Default)]
@@ -132,8 +135,11 @@ impl Ring {
         frame.clear();
         let (mut header, mut header_bytes) = ([0; HEADER_BYTES], 0);
         let mut is_whole = true;
-        for buffer in chain.readable() {
-            let bytes = buffer.len() as usize;
+        for buffer in buffers(chain, false) {
+            let Some((address, bytes)) = buffer else {
+                is_whole = false;
+                break;
+            };
             let first = bytes.min(layout.header_bytes - header_bytes);
             let (at, rest) = (frame.len(), bytes - first);
             // Invariant 2.
@@ -142,11 +148,11 @@ impl Ring {
                 break;
             }
             let place = &mut header[header_bytes..header_bytes + first];
-            is_whole &= ram.read_slice(place, buffer.addr()).is_ok();
+            is_whole &= ram.read_slice(place, address).is_ok();
             header_bytes += first;
             if rest > 0 {
                 frame.resize(at + rest, 0);
-                let from = GuestAddress(buffer.addr().0.wrapping_add(first as u64));
+                let from = GuestAddress(address.0.wrapping_add(first as u64));
                 is_whole &= ram.read_slice(&mut frame[at..], from).is_ok();
             }
         }
@@ -163,7 +169,7 @@ impl Ring {
         self.queue.size()
     }
 
-    /// Puts a frame, in pieces, into the guest's next buffers. Where it waits, the guest kicks for the next one.
+    /// Puts a frame, in pieces, into the guest's next buffers. Where it waits, the guest kicks for the next one; a chain that is none stays where it is.
     pub fn put(&mut self, ram: &Ram, layout: Layout, offload: Offload, frame: &[&[u8]]) -> io::Result<Put> {
         let first = self.queue.next_avail();
         let needed = layout.header_bytes + frame.iter().map(|piece| piece.len()).sum::<usize>();
@@ -185,10 +191,11 @@ impl Ring {
                 return Ok(Put::Waits);
             };
             let head = chain.head_index();
-            let buffers: Vec<(GuestAddress, usize)> = chain
-                .writable()
-                .map(|buffer| (buffer.addr(), buffer.len() as usize))
-                .collect();
+            let buffers: Option<Vec<_>> = buffers(chain, true).collect();
+            let Some(buffers) = buffers.filter(|buffers| !buffers.is_empty()) else {
+                self.queue.set_next_avail(first);
+                return Err(io::Error::other("a chain with no room in it"));
+            };
             room += buffers.iter().map(|(_, bytes)| bytes).sum::<usize>();
             chains.push((head, buffers));
         }
@@ -262,6 +269,18 @@ impl Ring {
         }
         Ok(())
     }
+}
+
+/// The buffers of a chain, each with its bytes, which are the card's to write or to read. None: this one breaks the chain, by invariant 5 or because it is of the other
+/// kind, which no driver of a network card has there.
+fn buffers(
+    chain: DescriptorChain<&Ram>,
+    are_to_write: bool,
+) -> impl Iterator<Item = Option<(GuestAddress, usize)>> {
+    chain.enumerate().map(move |(number, buffer)| {
+        let is_sound = number < MOST_IN_CHAIN && buffer.len() != 0 && buffer.is_write_only() == are_to_write;
+        is_sound.then(|| (buffer.addr(), buffer.len() as usize))
+    })
 }
 
 #[cfg(test)]

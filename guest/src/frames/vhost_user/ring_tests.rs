@@ -13,6 +13,8 @@ const SIZE: u16 = 8;
 /// Flags of a descriptor: another one follows; it is the device's to write.
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
+/// Flag of a descriptor: what it names are descriptors.
+const INDIRECT: u16 = 4;
 
 const NOW: Layout = Layout {
     header_bytes: HEADER_BYTES,
@@ -37,11 +39,32 @@ struct Driver {
 
 impl Driver {
     fn new() -> Driver {
-        let ram = vm_memory::GuestMemoryMmap::<AtomicBitmap>::from_ranges(&[(GuestAddress(0), 1 << 20)]);
+        Driver::with_memory(1 << 20)
+    }
+
+    fn with_memory(bytes: usize) -> Driver {
+        let ram = vm_memory::GuestMemoryMmap::<AtomicBitmap>::from_ranges(&[(GuestAddress(0), bytes)]);
         Driver {
-            ram: ram.expect("a mebibyte"),
+            ram: ram.expect("some mebibytes"),
             next: 0,
         }
+    }
+
+    /// Descriptor 0 names a table of its own behind everything else: `entries` of `bytes` each, all at one place, one after the other.
+    fn describe_table(&self, entries: u16, bytes: u32, flags: u16) {
+        const TABLE: u64 = 1 << 20;
+        let entry = |number: u16| {
+            let next = if number + 1 == entries { 0 } else { NEXT };
+            let mut entry = [0; 16];
+            entry[..8].copy_from_slice(&BUFFERS.to_le_bytes());
+            entry[8..12].copy_from_slice(&bytes.to_le_bytes());
+            entry[12..14].copy_from_slice(&(flags | next).to_le_bytes());
+            entry[14..].copy_from_slice(&(number + 1).to_le_bytes());
+            entry
+        };
+        let table: Vec<u8> = (0..entries).flat_map(entry).collect();
+        (self.ram.write_slice(&table, GuestAddress(TABLE))).expect("in memory");
+        self.describe(0, TABLE, table.len() as u32, INDIRECT, 0);
     }
 
     fn place(&self) -> Place {
@@ -280,6 +303,52 @@ fn a_frame_that_is_longer_than_any_or_has_no_content_gives_its_buffers_back_and_
         assert!(frame.is_empty(), "descriptor {head}");
         assert_eq!(driver.used(), head + 1);
     }
+}
+
+/// It would be followed for a gigabyte of descriptors, once for each buffer of a frame that it never has room for.
+#[test]
+fn a_chain_of_empty_descriptors_is_not_followed() {
+    let mut driver = Driver::with_memory(4 << 20);
+    let mut ring = driver.ring();
+    driver.describe_table(u16::MAX - 1, 0, WRITE);
+    for _ in 0..SIZE {
+        driver.offer(0);
+    }
+    let put = ring.put(&driver.ram, NOW, Offload::default(), &[&[1; 60]]);
+    assert!(put.is_err());
+    assert_eq!((ring.next(), driver.used()), (0, 0), "it stays where it is");
+    // What is to be written is nothing to read, and an empty one is nothing.
+    let mut frame = vec![1];
+    for flags in [WRITE, 0] {
+        driver.describe_table(u16::MAX - 1, 0, flags);
+        let taken = ring.take(&driver.ram, NOW, &mut frame).expect("it is given back");
+        assert_eq!(taken, NOTHING);
+        assert!(frame.is_empty());
+    }
+    assert_eq!((ring.next(), driver.used()), (2, 2));
+}
+
+#[test]
+fn a_chain_may_have_so_many_descriptors_and_no_more() {
+    const MOST: u16 = MOST_IN_CHAIN as u16;
+    let mut driver = Driver::with_memory(4 << 20);
+    let mut ring = driver.ring();
+    let mut frame = vec![];
+    for (entries, bytes) in [(MOST, MOST_IN_CHAIN - HEADER_BYTES), (MOST + 1, 0)] {
+        driver.describe_table(entries, 1, 0);
+        driver.offer(0);
+        let taken = ring.take(&driver.ram, NOW, &mut frame).expect("a sound ring");
+        assert_eq!((taken, frame.len()), (NOTHING, bytes), "{entries}");
+    }
+    driver.describe_table(MOST, 1, WRITE);
+    driver.offer(0);
+    let put = ring.put(&driver.ram, NOW, Offload::default(), &[&[1; 60]]);
+    assert_eq!(put.expect("a sound ring"), Put::Done);
+    driver.describe_table(MOST + 1, 1, WRITE);
+    driver.offer(0);
+    let put = ring.put(&driver.ram, NOW, Offload::default(), &[&[1; 60]]);
+    assert!(put.is_err());
+    assert_eq!((ring.next(), driver.used()), (3, 3));
 }
 
 #[test]
