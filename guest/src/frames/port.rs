@@ -63,7 +63,8 @@ impl FramePort {
         }
     }
 
-    /// Gives every frame that has come to `frame`, without waiting, and says how many. Call when readable.
+    /// Gives frames that have come to `frame`, without waiting, and says how many: all that a VM that stands has sent, and a bounded number of one that
+    /// goes on sending. Call when readable; it stays so where some are left.
     pub fn read(&mut self, frame: impl FnMut(&[u8])) -> Result<usize, FrameError> {
         match self {
             FramePort::Stream(port) => port.read(frame),

@@ -4,7 +4,9 @@
 //! Flow:       QEMU's socket -> [`StreamPort::read`] -> gate; agreed input -> [`StreamPort::queue`] -> QEMU.
 //! Invariants: 1. never blocks: what the socket does not take is kept, in order; 2. a length no NIC can send is an error,
 //!             not an allocation; 3. memory is in proportion to what is kept ([`StreamPort::queued_bytes`]), which the owner
-//!             bounds: what was written is given back though the guest may never have read all.
+//!             bounds: what was written is given back though the guest may never have read all; 4. one call gives out all that
+//!             had come when it began, which is all of a VM that stands, and not much more than a socket holds of one that
+//!             never stops sending.
 //! Source:     QEMU net/stream.c, net_fill_rstate.
 //! Not here:   whether a frame may leave; cards whose rings we serve ourselves (`vhost_user`).
 
@@ -54,9 +56,11 @@ impl StreamPort {
         Ok((port, theirs.into()))
     }
 
-    /// Gives every frame that has come to `frame`, without waiting. Call when readable.
+    /// Gives every frame that had come when it is called to `frame`, without waiting (invariant 4). Call when readable.
     pub fn read(&mut self, mut frame: impl FnMut(&[u8])) -> Result<usize, FrameError> {
         let mut count = 0;
+        // Bytes in the socket that had come when this began, as far as is known.
+        let mut had_come: Option<usize> = None;
         loop {
             let room = INBOX_BYTES - self.held;
             let read = match self.socket.read(&mut self.inbox[self.held..]) {
@@ -88,6 +92,14 @@ impl StreamPort {
             if read < room {
                 return Ok(count);
             }
+            let left = match had_come {
+                Some(bytes) => bytes.saturating_sub(read),
+                None => socket_queue_bytes(self.socket.as_fd(), libc::FIONREAD)? as usize,
+            };
+            if left == 0 {
+                return Ok(count);
+            }
+            had_come = Some(left);
         }
     }
 
@@ -207,6 +219,40 @@ mod tests {
         }
         assert_eq!(seen, sent);
         assert_eq!(port.outbound_in_flight().unwrap(), 0);
+    }
+
+    #[test]
+    fn all_that_a_vm_has_sent_before_it_stands_is_given_out_at_once() {
+        let (mut port, end) = StreamPort::pair().unwrap();
+        let mut qemu = peer(end);
+        qemu.set_nonblocking(true).unwrap();
+        let wire = [&60_000u32.to_be_bytes()[..], &[5; 60_000]].concat();
+        let mut sent = 0;
+        while let Ok(bytes) = qemu.write(&wire[sent % wire.len()..]) {
+            sent += bytes;
+        }
+        assert!(sent > INBOX_BYTES, "{sent} bytes take more than one read");
+        assert_eq!(frames(&mut port).len(), sent / wire.len());
+        assert_eq!(port.outbound_in_flight().unwrap(), sent % wire.len());
+    }
+
+    /// The loop has a lease to keep meanwhile, and the frames a budget that is looked at between two calls.
+    #[test]
+    fn a_guest_that_never_stops_sending_does_not_keep_the_loop() {
+        const SOCKET_BYTES: usize = 2 << 20;
+        let (mut port, end) = StreamPort::pair().unwrap();
+        let mut qemu = peer(end);
+        let flood = std::thread::spawn(move || {
+            let wire = [&60_000u32.to_be_bytes()[..], &[5; 60_000]].concat();
+            while qemu.write_all(&wire).is_ok() {}
+        });
+        for _ in 0..200 {
+            let mut bytes = 0;
+            port.read(|frame| bytes += frame.len()).unwrap();
+            assert!(bytes <= SOCKET_BYTES + 3 * INBOX_BYTES, "{bytes} in one call");
+        }
+        drop(port);
+        flood.join().unwrap();
     }
 
     #[test]

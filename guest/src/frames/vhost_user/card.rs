@@ -34,9 +34,9 @@ use virtio_bindings::virtio_net::{
 };
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use super::Signals;
 use super::guest_ram::GuestRam;
 use super::ring::{HEADER_BYTES, Layout, Place, Put, Ring};
+use super::{MOST_LOOKED_AT, MOST_READ, MOST_READ_BYTES, Signals};
 use crate::frames::FrameError;
 use crate::memory::{Bitmap, WritesRam};
 
@@ -193,11 +193,10 @@ impl Card {
         }
     }
 
-    /// Gives out the frames that the guest sends, until they are `most`: each as a wire has it, so that the last large one may make them more by
-    /// [`dunlin_core::offload::MOST_CUT`]. How many.
+    /// Gives out the frames that the guest sends, until they are enough (the port's fourth invariant): each as a wire has it, so that the last large one
+    /// may make them more by [`dunlin_core::offload::MOST_CUT`]. How many.
     pub(super) fn take_frames(
         &self,
-        most: usize,
         buffers: &mut Buffers,
         mut each: impl FnMut(&[u8]),
     ) -> std::result::Result<usize, FrameError> {
@@ -215,11 +214,15 @@ impl Card {
         };
         let ram = ram.ram();
         let Buffers { frame, segment } = buffers;
-        let (mut count, mut taken) = (0, 0);
-        while count.max(taken) < most
+        let (mut count, mut taken, mut bytes) = (0, 0, 0);
+        let looked_at = ring.looked_at();
+        while count.max(taken) < MOST_READ
+            && bytes < MOST_READ_BYTES
+            && ring.looked_at() - looked_at < MOST_LOOKED_AT
             && let Some(offload) = sound(ring.take(ram, layout, frame))
         {
             taken += 1;
+            bytes += frame.len();
             // A driver that has not agreed on it leaves nothing to the card.
             let offload = if may_leave { offload } else { Offload::default() };
             if !frame.is_empty() {
@@ -233,7 +236,8 @@ impl Card {
         if taken > 0 {
             ring.tell(ram, state.described[TX].call.as_ref())?;
         }
-        if count.max(taken) >= most {
+        let is_enough = count.max(taken) >= MOST_READ || bytes >= MOST_READ_BYTES;
+        if is_enough || ring.looked_at() - looked_at >= MOST_LOOKED_AT {
             self.signals.tell_changed();
         }
         Ok(count)
@@ -252,8 +256,13 @@ impl Card {
             true => MOST_SEGMENTS,
             false => 1,
         };
-        let mut done = 0;
+        let (mut done, looked_at) = (0, ring.looked_at());
         while done < frames.len() {
+            if ring.looked_at() - looked_at >= MOST_LOOKED_AT {
+                // Others have their turn.
+                self.signals.tell_changed();
+                break;
+            }
             let run = Run::at_front(frames.range(done..).map(|frame| &frame[..]), most);
             let payloads = frames.range(done..done + run.frames);
             let mut pieces = vec![&run.head[..]];

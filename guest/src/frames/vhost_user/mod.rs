@@ -5,8 +5,8 @@
 //!             guest's ring and its interrupt. QEMU's messages come to a thread of the card's own ([`card`]).
 //! Invariants: 1. never blocks, but for the lock that a message holds for some microseconds; 2. a frame leaves the guest's ring and is given out under
 //!             one lock: where QEMU has stopped the rings it is either out or still the guest's; 3. what the rings do not take is kept, in order, and counted
-//!             ([`VhostUserPort::queued_bytes`]); the owner bounds it; 4. one call gives out at most [`MOST_READ`] frames, and what is
-//!             left of a large one, however many the guest sends.
+//!             ([`VhostUserPort::queued_bytes`]); the owner bounds it; 4. one call takes [`MOST_READ`] frames, [`MOST_READ_BYTES`]
+//!             or [`MOST_LOOKED_AT`] descriptors at most, and what is left of the last one, however much the guest sends; as many descriptors are filled at most.
 //! Source:     QEMU docs/interop/vhost-user.rst; virtio 1.1, 5.1 (network device).
 //! Not here:   QEMU's side of the card (its PCI registers, control queue and state, which it saves and loads itself).
 
@@ -34,6 +34,10 @@ pub use guest_ram::Ram;
 
 /// Frames of one call; what is left makes the port readable again.
 const MOST_READ: usize = 1024;
+/// Bytes of these: what may wait of a VM's output is looked at between two calls.
+const MOST_READ_BYTES: usize = 2 << 20;
+/// Descriptors of one call, which a guest may make of a byte each: several times what a driver has for as many frames.
+const MOST_LOOKED_AT: usize = 32 * 1024;
 /// More events than a card has descriptors.
 const EVENTS: usize = 4;
 
@@ -119,7 +123,7 @@ impl VhostUserPort {
     /// Gives every frame that the guest has sent to `frame`, without waiting. Call when readable.
     pub fn read(&mut self, frame: impl FnMut(&[u8])) -> Result<usize, FrameError> {
         self.card.signals.take()?;
-        self.card.take_frames(MOST_READ, &mut self.buffers, frame)
+        self.card.take_frames(&mut self.buffers, frame)
     }
 
     /// Appends a frame for the guest.

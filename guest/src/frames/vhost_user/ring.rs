@@ -72,6 +72,7 @@ pub struct Ring {
     queue: Queue,
     /// The guest is told whether it wants to know or not.
     is_untold: bool,
+    looked_at: usize,
 }
 
 impl Ring {
@@ -98,12 +99,18 @@ impl Ring {
         Ok(Ring {
             queue,
             is_untold: false,
+            looked_at: 0,
         })
     }
 
     /// Where it stands: all before it is used.
     pub fn next(&self) -> u16 {
         self.queue.next_avail()
+    }
+
+    /// How many descriptors were looked at since it began.
+    pub fn looked_at(&self) -> usize {
+        self.looked_at
     }
 
     /// The guest's kicks are not wanted until somebody waits for one.
@@ -136,6 +143,7 @@ impl Ring {
         let (mut header, mut header_bytes) = ([0; HEADER_BYTES], 0);
         let mut is_whole = true;
         for buffer in buffers(chain, false) {
+            self.looked_at += 1;
             let Some((address, bytes)) = buffer else {
                 is_whole = false;
                 break;
@@ -196,6 +204,7 @@ impl Ring {
                 self.queue.set_next_avail(first);
                 return Err(io::Error::other("a chain with no room in it"));
             };
+            self.looked_at += buffers.len();
             room += buffers.iter().map(|(_, bytes)| bytes).sum::<usize>();
             chains.push((head, buffers));
         }
