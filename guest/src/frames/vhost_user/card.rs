@@ -1,32 +1,30 @@
 //! What QEMU has told of a card, and its two rings.
 //!
 //! Decides:    which features the card has.
-//! Flow:       QEMU's messages -> [`answer`]'s thread -> rings start and stop; the loop takes and puts frames ([`Card::take_frames`], [`Card::put_frames`]).
+//! Flow:       QEMU's messages (`messages`) -> rings start and stop; the loop takes and puts frames ([`Card::take_frames`], [`Card::put_frames`]).
 //! Invariants: 1. a ring runs from its kick descriptor to `GET_VRING_BASE`, and only while it is enabled; after that answer nothing is read from or written to it;
-//!             2. a message that cannot be followed ends the port with its reason, and never half a start; 3. the lock is held by nobody who waits.
+//!             2. a message that cannot be followed ends the port with its reason, and never half a start; what the guest has set wrong is no such message: its ring does
+//!             not run until it is set right, and that is all; 3. the lock is held by nobody who waits.
 //! Source:     QEMU docs/interop/vhost-user.rst; hw/virtio/vhost.c (the order of its messages).
-//! Not here:   how large frames are cut, and which frames go to the guest as one (core's `offload`). Between cards there are segments, as on a wire.
+//! Not here:   how messages come (`messages`), how large frames are cut, and which frames go to the guest as one (core's `offload`). Between cards there are segments, as on a wire.
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::Arc;
 
 use dunlin_core::offload::merge::Run;
 use dunlin_core::offload::segment::segments;
 use dunlin_core::offload::{MOST_SEGMENTS, Offload};
 use parking_lot::Mutex;
-use rustix::net::RecvFlags;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
-    FrontendReq, VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags,
-    VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
-    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags,
-    VhostUserVringState,
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
 };
-use vhost::vhost_user::{BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandler};
+use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandler};
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
@@ -44,10 +42,6 @@ use crate::memory::{Bitmap, WritesRam};
 const RX: usize = 0;
 const TX: usize = 1;
 const RINGS: usize = 2;
-/// A whole `SET_VRING_ENABLE`.
-const ENABLE_BYTES: usize = 20;
-/// Among a message's flags: QEMU waits for an answer.
-const NEED_REPLY: u32 = 8;
 /// virtio's own bound.
 const MOST_DESCRIPTORS: u32 = 32768;
 /// A ring with as many buffers has room for a large frame, however small they are (1,526 bytes for Linux), and for others.
@@ -73,6 +67,7 @@ const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
 /// A ring as QEMU has described it, and its descriptors.
 #[derive(Default)]
 struct Description {
+    /// 0: what the guest has chosen is no size.
     size: u16,
     next: u16,
     /// By QEMU's addresses: descriptors, available, used.
@@ -119,6 +114,9 @@ impl State {
 
     fn place(&self, ring: usize, ram: &GuestRam) -> Option<Place> {
         let described = &self.described[ring];
+        if described.size == 0 {
+            return None;
+        }
         let [descriptors, available, used] = described.at?;
         Some(Place {
             size: described.size,
@@ -130,7 +128,7 @@ impl State {
         })
     }
 
-    /// Invariant 1.
+    /// Invariants 1 and 2.
     fn start_if_ready(&mut self, ring: usize) -> io::Result<()> {
         let described = &self.described[ring];
         if described.kick.is_none() || !described.enabled || self.running[ring].is_some() {
@@ -140,10 +138,11 @@ impl State {
             .ram
             .as_ref()
             .ok_or_else(|| io::Error::other("a ring before the guest's memory"))?;
-        let place = self
-            .place(ring, ram)
-            .ok_or_else(|| io::Error::other("a ring outside the guest's memory"))?;
-        let mut started = Ring::start(ram.ram(), place)?;
+        let started = self.place(ring, ram).map(|place| Ring::start(ram.ram(), place));
+        let Some(Ok(mut started)) = started else {
+            tracing::debug!("a guest's ring is set up as none can be: it does not run");
+            return Ok(());
+        };
         // The guest's kicks for buffers are wanted when there are none.
         match ring {
             TX => drop(started.want_kick(ram.ram())?),
@@ -278,6 +277,35 @@ impl Card {
         Ok(done)
     }
 
+    /// Whether the guest's driver has agreed on features.
+    pub(super) fn has_features(&self) -> bool {
+        self.state.lock().features != 0
+    }
+
+    /// The guest has put that ring where none can be.
+    pub(super) fn put_nowhere(&self, ring: u32) -> Result<()> {
+        self.described(ring, |state, ring| {
+            state.described[ring].at = None;
+            Ok(())
+        })
+    }
+
+    /// What the card's thread waits on from now on.
+    pub(super) fn waits_on(&self, waits: Waits) {
+        *self.waits.lock() = Some(waits);
+    }
+
+    /// Nothing comes from QEMU any more.
+    pub(super) fn end(&self, why: String) {
+        // QEMU waits for no answer that does not come.
+        self.hang_up();
+        let mut state = self.state.lock();
+        state.running = [None, None];
+        state.ended = Some(why);
+        drop(state);
+        self.signals.tell_changed();
+    }
+
     /// The port has gone: the card's thread ends.
     pub(super) fn hang_up(&self) {
         let ended = match &*self.waits.lock() {
@@ -297,68 +325,9 @@ impl Card {
 }
 
 /// What a thread of a card's waits on, so that it can be ended.
-enum Waits {
+pub(super) enum Waits {
     ForQemu(UnixListener),
     ForMessages(UnixStream),
-}
-
-/// QEMU enables a card's rings when it makes the card (`peer_attach` in hw/net/virtio-net.c), before the guest has agreed on any feature, and `vhost` takes that for
-/// a breach of the protocol. Such a message is taken here; true: there was one.
-fn enabled_early(mut socket: &UnixStream, card: &Card) -> io::Result<bool> {
-    if card.state.lock().features != 0 {
-        return Ok(false);
-    }
-    // Request, flags and size of a message, then a ring's number and whether it is enabled: 32 bits each.
-    let mut message = [0; ENABLE_BYTES];
-    let (got, _) = rustix::net::recv(socket, &mut message[..], RecvFlags::PEEK)?;
-    let [request, flags, _, ring, enabled]: [u32; ENABLE_BYTES / 4] =
-        std::array::from_fn(|at| u32::from_ne_bytes([0, 1, 2, 3].map(|byte| message[4 * at + byte])));
-    let is_one = got == ENABLE_BYTES && request == FrontendReq::SET_VRING_ENABLE as u32;
-    if !is_one || flags & NEED_REPLY != 0 {
-        return Ok(false);
-    }
-    socket.read_exact(&mut message)?;
-    let enabled = card.set_vring_enable(ring, enabled == 1);
-    enabled.map(|()| true).map_err(io::Error::other)
-}
-
-/// All messages of one QEMU; why they end, if QEMU has not.
-fn messages(listener: UnixListener, card: &Arc<Card>) -> io::Result<Option<String>> {
-    let (socket, _) = listener.accept()?;
-    *card.waits.lock() = Some(Waits::ForMessages(socket.try_clone()?));
-    drop(listener);
-    let early = socket.try_clone()?;
-    let mut handler = BackendReqHandler::from_stream(socket, card.clone());
-    loop {
-        if enabled_early(&early, card)? {
-            continue;
-        }
-        match handler.handle_request() {
-            Ok(()) | Err(Error::SocketRetry(_)) => {}
-            Err(Error::Disconnected | Error::SocketBroken(_) | Error::PartialMessage) => return Ok(None),
-            Err(error) => return Ok(Some(error.to_string())),
-        }
-    }
-}
-
-/// Answers the QEMU that connects, on a thread of the card's own, until either end closes.
-pub(super) fn answer(listener: UnixListener, card: Arc<Card>) -> io::Result<()> {
-    *card.waits.lock() = Some(Waits::ForQemu(listener.try_clone()?));
-    let work = move || {
-        let why = match messages(listener, &card) {
-            Ok(why) => why.unwrap_or_default(),
-            Err(error) => error.to_string(),
-        };
-        // QEMU waits for no answer that does not come.
-        card.hang_up();
-        let mut state = card.state.lock();
-        state.running = [None, None];
-        state.ended = Some(why);
-        drop(state);
-        card.signals.tell_changed();
-    };
-    std::thread::Builder::new().name("card".into()).spawn(work)?;
-    Ok(())
 }
 
 /// A guest that breaks its ring has broken its card, and nothing else: nothing is taken from there, or put there, until it mends that.
@@ -410,11 +379,10 @@ impl VhostUserBackendReqHandler for Card {
     }
 
     fn set_vring_num(&self, ring: u32, size: u32) -> Result<()> {
-        if size == 0 || size > MOST_DESCRIPTORS || !size.is_power_of_two() {
-            return Err(Error::InvalidParam);
-        }
+        // Invariant 2: QEMU hands on whatever the guest has written there.
+        let is_one = size <= MOST_DESCRIPTORS && size.is_power_of_two();
         self.described(ring, |state, ring| {
-            state.described[ring].size = size as u16;
+            state.described[ring].size = if is_one { size as u16 } else { 0 };
             Ok(())
         })
     }
@@ -575,3 +543,7 @@ impl VhostUserBackendReqHandler for Card {
         not_offered()
     }
 }
+
+#[cfg(test)]
+#[path = "card_tests.rs"]
+mod tests;

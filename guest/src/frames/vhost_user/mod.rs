@@ -2,7 +2,7 @@
 //!
 //! Decides:    nothing.
 //! Flow:       the guest's kick -> epoll -> [`VhostUserPort::read`] -> gate; agreed input -> [`VhostUserPort::queue`] -> [`VhostUserPort::flush`] -> the
-//!             guest's ring and its interrupt. QEMU's messages come to a thread of the card's own ([`card`]).
+//!             guest's ring and its interrupt. QEMU's messages come to a thread of the card's own ([`messages`]).
 //! Invariants: 1. never blocks, but for the lock that a message holds for some microseconds; 2. a frame leaves the guest's ring and is given out under
 //!             one lock: where QEMU has stopped the rings it is either out or still the guest's; 3. what the rings do not take is kept, in order, and counted
 //!             ([`VhostUserPort::queued_bytes`]); the owner bounds it; 4. one call takes [`MOST_READ`] frames, [`MOST_READ_BYTES`]
@@ -12,6 +12,7 @@
 
 mod card;
 mod guest_ram;
+mod messages;
 pub mod ring;
 
 use std::collections::VecDeque;
@@ -105,7 +106,7 @@ impl VhostUserPort {
     pub fn pair() -> io::Result<(VhostUserPort, OwnedFd)> {
         let (listener, theirs) = unnamed_listener()?;
         let card = Arc::new(Card::new(Signals::new()?));
-        card::answer(listener, card.clone())?;
+        messages::answer(listener, card.clone())?;
         let port = VhostUserPort {
             card,
             outbox: VecDeque::new(),
