@@ -32,7 +32,7 @@ const MOST_OF_FIELD: usize = 4 << 10;
 
 /// From here on `tracing`'s events are told: to the journal, where standard error leads there and it can be reached, or else to standard error.
 pub fn begin() {
-    let filter = EnvFilter::try_from_env("DUNLIN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = filter(std::env::var("DUNLIN_LOG").ok().as_deref());
     let stream = std::env::var("JOURNAL_STREAM").unwrap_or_default();
     let is_journal = names(&stream, io::stderr());
     if is_journal && let Ok(journal) = Journal::open(Path::new(SOCKET)) {
@@ -51,6 +51,13 @@ pub fn begin() {
     } else {
         log.init();
     }
+}
+
+/// What is told: as asked, or from `info` on. What a guest could have said without an end, at each look into its card's rings, is told only to who asks for it by its name.
+fn filter(asked: Option<&str>) -> EnvFilter {
+    let of = |asked: &str| EnvFilter::try_new(format!("virtio_queue=off,{asked}"));
+    let asked = asked.filter(|asked| !asked.trim().is_empty()).unwrap_or("info");
+    of(asked).unwrap_or_else(|_| of("info").unwrap_or_default())
 }
 
 /// Whether `stream`, systemd's `device:inode` of the journal's stream, is that open file: a shell that a service started has the variable, too, wherever
@@ -227,6 +234,35 @@ mod tests {
             &format!("{stream} "),
         ] {
             assert!(!names(stream, &file), "'{stream}'");
+        }
+    }
+
+    /// A ring is looked at a thousand times a second, and more.
+    #[test]
+    fn what_a_guest_could_have_said_without_an_end_is_told_only_to_who_asks_for_it() {
+        struct Count(Arc<AtomicU64>);
+        impl<S: Subscriber> Layer<S> for Count {
+            fn on_event(&self, _event: &Event<'_>, _context: Context<'_, S>) {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        for (asked, told) in [
+            (None, 1),
+            (Some(""), 1),
+            (Some("info"), 1),
+            (Some("dunlin=loudly"), 1),
+            (Some("dunlin=info"), 1),
+            (Some("info,virtio_queue=error"), 2),
+        ] {
+            let count = Arc::new(AtomicU64::new(0));
+            let subscriber = tracing_subscriber::registry()
+                .with(filter(asked))
+                .with(Count(count.clone()));
+            tracing::subscriber::with_default(subscriber, || {
+                tracing::error!(target: "virtio_queue::queue", "an iterator's");
+                tracing::error!(target: "dunlin::events", "ours");
+            });
+            assert_eq!(count.load(Ordering::Relaxed), told, "{asked:?}");
         }
     }
 

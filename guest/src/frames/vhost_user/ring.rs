@@ -123,14 +123,29 @@ impl Ring {
         self.queue.enable_notification(ram).map_err(io::Error::other)
     }
 
-    /// The next chain; where there is none, the guest kicks for the next one. It is looked at twice at most: a guest that says that it has made
-    /// more available than a ring holds has made none available, and is not waited for here.
+    /// The next chain; where there is none, the guest kicks for the next one. It is looked at twice at most. One that begins outside of the ring stays where it is.
     fn next_chain<'a>(&mut self, ram: &'a Ram) -> io::Result<Option<DescriptorChain<&'a Ram>>> {
-        let chain = self.queue.pop_descriptor_chain(ram);
-        match chain.is_none() && self.want_kick(ram)? {
-            true => Ok(self.queue.pop_descriptor_chain(ram)),
-            false => Ok(chain),
+        if !self.has_chain(ram)? && !(self.want_kick(ram)? && self.has_chain(ram)?) {
+            return Ok(None);
         }
+        let first = self.queue.next_avail();
+        let chain = self.queue.pop_descriptor_chain(ram);
+        if let Some(chain) = &chain
+            && chain.head_index() >= self.queue.size()
+        {
+            self.queue.set_next_avail(first);
+            return Err(io::Error::other("a chain that begins outside of its ring"));
+        }
+        Ok(chain)
+    }
+
+    /// Whether the guest has made a chain available. One that says that it has made more available than a ring holds has made none available, and is not waited
+    /// for. `Queue` would look as well, and say so in the daemon's log each time.
+    fn has_chain(&self, ram: &Ram) -> io::Result<bool> {
+        let available = self.queue.avail_idx(ram, Ordering::Acquire);
+        let available = available.map_err(io::Error::other)?.0;
+        let count = available.wrapping_sub(self.queue.next_avail());
+        Ok((1..=self.queue.size()).contains(&count))
     }
 
     /// The next frame that the guest sends, in `frame`, and what it leaves to the card; an empty one is none. None: the guest kicks for the next one.
@@ -194,9 +209,12 @@ impl Ring {
                 return Ok(Put::Done);
             }
             // It may have some, and not enough: it is to kick for the next one, not for those.
-            let Some(chain) = self.next_chain(ram)? else {
-                self.queue.set_next_avail(first);
-                return Ok(Put::Waits);
+            let chain = match self.next_chain(ram) {
+                Ok(Some(chain)) => chain,
+                none => {
+                    self.queue.set_next_avail(first);
+                    return none.map(|_| Put::Waits);
+                }
             };
             let head = chain.head_index();
             let buffers: Option<Vec<_>> = buffers(chain, true).collect();
