@@ -119,6 +119,17 @@ impl Beginning {
     }
 }
 
+/// What becomes of the primary's words.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Said {
+    /// They leave at once.
+    Leaves,
+    /// They wait for the backup's.
+    Waits,
+    /// They wait for a sync, as all on this connection: it begins anew while its end waits still. So many of the backup's bytes are kept no more.
+    GivenUp(usize),
+}
+
 /// What is known of a connection.
 #[derive(Debug, Default)]
 pub struct Connection {
@@ -174,15 +185,19 @@ impl Connection {
     }
 
     /// The primary's words. What may leave is taken by `next_matched`, except what may leave at once.
-    pub fn primary_said(&mut self, id: FrameId, words: Words) -> Option<FrameId> {
+    pub fn primary_said(&mut self, id: FrameId, words: Words) -> Said {
+        let (differed, kept) = (self.differs, self.kept_bytes());
         if words.syn && self.ours.saw(words.seq) {
             self.begin_here();
         }
         if !self.differs && self.waiting.is_empty() && self.was_told(&words) {
-            return Some(id);
+            return Said::Leaves;
         }
         self.waiting.push_back((id, words));
-        None
+        match self.differs && !differed {
+            true => Said::GivenUp(kept),
+            false => Said::Waits,
+        }
     }
 
     /// What of an acknowledgement of the backup's, one that says nothing else, a client may be told while the primary's waits. Safe as a match

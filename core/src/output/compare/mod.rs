@@ -9,7 +9,8 @@
 //!    received, the backup has received.
 //! 2. What the primary says after the line of a sync is compared only with what the backup says after loading it.
 //! 3. Frames of a flow are named in the primary's order. What repeats only what was told needs no word of the backup.
-//! 4. Losing sight (a full buffer, too many flows, a frame that is not understood) makes frames wait for a sync.
+//! 4. Losing sight (a full buffer, too many flows, a frame that is not understood, a connection that begins anew while its end waits)
+//!    makes frames wait for a sync, and says so: a sync is asked for at once.
 //!
 //! Where the backup has acknowledged less than the primary, clients are told that (`partial_ack`).
 //!
@@ -29,7 +30,7 @@ mod types;
 
 use crate::agreed::Frame;
 use crate::output::packet::{Direction, FlowKey, Parsed, Segment, parse};
-use connection::{Connection, Words};
+use connection::{Connection, Said, Words};
 use datagrams::{Datagrams, Message};
 use place::Found;
 pub use place::Place;
@@ -138,12 +139,17 @@ impl Comparer {
                 let Some(connection) = self.connection(segment.key) else {
                     return self.wait_for_sync(id, Difference::Full);
                 };
-                if connection.primary_said(id, words).is_some() {
+                let said = connection.primary_said(id, words);
+                if said == Said::Leaves {
                     self.counters.free += 1;
                     self.matched.push_back(Matched::Frame(id));
                     return;
                 }
                 self.wait(id, Some(segment.key), telling);
+                if let Said::GivenUp(kept) = said {
+                    self.kept_bytes = self.kept_bytes.saturating_sub(kept);
+                    return self.differs(Difference::Flags);
+                }
                 self.advance(segment.key);
             }
             Parsed::Datagram(datagram) => {

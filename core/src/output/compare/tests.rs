@@ -264,6 +264,27 @@ fn the_name_of_a_connection_is_used_again() {
     assert_eq!(both.why(), None);
 }
 
+/// A client that has reset a connection may begin another one from the same port at once.
+#[test]
+fn a_connection_that_begins_anew_while_its_end_waits_asks_for_a_sync() {
+    let mut both = Both::new();
+    both.backup(tcp(1, 104, 7, ACK, b"no more"));
+    both.primary(tcp(1, 100, 7, ACK, b"data"));
+    assert_eq!((both.why(), both.comparer.kept_bytes() > 0), (None, true));
+    both.primary(tcp(1, 9000, 70, SYN | ACK, b""));
+    assert_eq!(both.why(), Some(Difference::Flags));
+    assert_eq!(both.comparer.kept_bytes(), 0);
+    // It is one difference, whatever else is said.
+    both.primary(tcp(1, 19000, 700, SYN | ACK, b""));
+    both.backup(tcp(1, 4000, 70, SYN | ACK, b""));
+    assert_eq!((both.out(), both.comparer.counters().flags), (vec![], 1));
+    both.sync();
+    assert_eq!(both.comparer.verdict(), Verdict::Agree);
+    both.primary(tcp(1, 19001, 701, ACK, b"on"))
+        .backup(tcp(1, 19001, 701, ACK, b"on"));
+    assert_eq!(both.out(), [3]);
+}
+
 #[test]
 fn the_end_of_a_stream_has_its_place() {
     let mut both = Both::new();
