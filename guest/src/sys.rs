@@ -2,7 +2,7 @@
 //!
 //! Decides:    nothing. Flow: used by every module that owns a descriptor.
 //! Invariants: 1. every descriptor made here is close-on-exec; 2. a wait has a deadline.
-//! Source:     memfd_create(2), poll(2), unix(7).
+//! Source:     memfd_create(2), F_ADD_SEALS of fcntl(2), poll(2), unix(7).
 //! Not here:   ioctls of one purpose only (they stand beside their use).
 
 use std::fs::File;
@@ -10,11 +10,22 @@ use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 /// An unlinked file in memory.
 pub fn memfd(name: &str) -> io::Result<File> {
     Ok(File::from(memfd_create(name, MemfdFlags::CLOEXEC)?))
+}
+
+/// An unlinked file in memory of that size, all holes, which nobody can make shorter or longer, whoever has it: who maps it would be killed by what lies past its end.
+pub fn memfd_of(name: &str, bytes: u64) -> io::Result<File> {
+    let file = File::from(memfd_create(
+        name,
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?);
+    file.set_len(bytes)?;
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
 }
 
 /// An unlinked file in memory with this content, its offset at the start.

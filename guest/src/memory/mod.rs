@@ -22,7 +22,7 @@ use std::sync::Arc;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 pub use bitmap::Bitmap;
-pub use ram_file::RamFile;
+pub use ram_file::{RamFile, RamIdentity};
 use track::Tracker;
 
 /// Bytes of a guest page.
@@ -53,6 +53,9 @@ pub enum MemoryError {
 
 /// Whoever writes to the guest's RAM through a mapping of its own while the VM runs, and keeps account of it.
 pub trait WritesRam: Send + Sync + std::fmt::Debug {
+    /// Which file that RAM is, before QEMU begins: it writes to no other.
+    fn is_to_write_to(&self, ram: RamIdentity);
+
     /// Adds the pages that were written since the last call, by their offset in the RAM file. Exact when the VM is stopped.
     fn take_written(&self, dirty: &mut Bitmap);
 }

@@ -2,19 +2,45 @@
 //!
 //! Decides:    nothing.
 //! Flow:       what a host holds of an earlier copy -> the RAM of the next QEMU ([`Ports`](crate::Ports)).
-//! Invariants: 1. nothing here makes a page that is not there: a hole is read as zeros, and stays one.
-//! Source:     memfd_create(2), fallocate(2), SEEK_DATA of lseek(2).
+//! Invariants: 1. nothing here makes a page that is not there: a hole is read as zeros, and stays one; 2. it has the size that it began with, whatever the QEMU that
+//!             it is given to does.
+//! Source:     memfd_create(2), fallocate(2), SEEK_DATA of lseek(2), F_ADD_SEALS of fcntl(2).
 //! Not here:   RAM that is tracked ([`Memory`](super::Memory)).
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate};
 
 use super::{Bitmap, PAGE_BYTES, hash};
-use crate::sys::memfd;
+use crate::sys::memfd_of;
+
+/// Which file it is, and how long, for who is shown one by QEMU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RamIdentity {
+    device: u64,
+    inode: u64,
+    bytes: u64,
+}
+
+impl RamIdentity {
+    /// Of a file.
+    pub fn of(file: &File) -> io::Result<RamIdentity> {
+        let metadata = file.metadata()?;
+        Ok(RamIdentity {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            bytes: metadata.len(),
+        })
+    }
+
+    /// Whether so many bytes from there on lie in it.
+    pub fn has(&self, offset: u64, bytes: u64) -> bool {
+        offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
+    }
+}
 
 /// The file.
 #[derive(Debug)]
@@ -26,8 +52,7 @@ pub struct RamFile {
 impl RamFile {
     /// A fresh one, for a VM of that name: all holes.
     pub fn new(vm: &str, bytes: u64) -> io::Result<RamFile> {
-        let file = memfd(&format!("dunlin-ram-{vm}"))?;
-        file.set_len(bytes)?;
+        let file = memfd_of(&format!("dunlin-ram-{vm}"), bytes)?;
         Ok(RamFile { file, bytes })
     }
 
@@ -123,6 +148,21 @@ mod tests {
             ram.hash_pages([3].into_iter()).expect("read"),
             [hash::page(&[0; PAGE_BYTES])]
         );
+    }
+
+    /// QEMU has it, and whoever has broken out of a guest.
+    #[test]
+    fn its_size_is_nobodys_to_change_and_its_pages_are_given_back_all_the_same() {
+        let ram = RamFile::new("t", PAGES * PAGE_BYTES as u64).expect("memory");
+        ram.write_page(599, &[9; PAGE_BYTES]).expect("room");
+        for pages in [0, PAGES - 1, PAGES + 1] {
+            let refused = ram.file().set_len(pages * PAGE_BYTES as u64);
+            let refused = refused.expect_err("it is sealed");
+            assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied, "{pages} pages");
+        }
+        assert!(ram.write_page(PAGES, &[1; PAGE_BYTES]).is_err());
+        ram.clear(0..PAGES).expect("a hole");
+        assert_eq!(ram.populated().expect("a map").count(), 0);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub use qmp::{QemuEvent, Qmp, QmpError};
 
 use crate::colo::Colo;
 use crate::firmware::{self, Firmware};
-use crate::memory::{Memory, RamFile, RamWriter};
+use crate::memory::{Memory, RamFile, RamIdentity, RamWriter};
 use crate::spec::{Accel, FirmwareKind, VmSpec};
 use crate::state::ThreadStates;
 use crate::sys::{memfd, memfd_with};
@@ -161,6 +161,10 @@ impl Qemu {
             command::arguments(spec, accel.0, &descriptors, start == Start::Incoming)
         };
         let ram_writers = std::mem::take(&mut ports.ram_writers);
+        let identity = RamIdentity::of(ram.file())?;
+        ram_writers
+            .iter()
+            .for_each(|writer| writer.is_to_write_to(identity));
         let (colo_ours, colo_theirs) = colo_pair.unzip();
         let colo_number = colo_theirs.as_ref().map(AsRawFd::as_raw_fd);
         let launched = launch(

@@ -36,7 +36,7 @@ use super::guest_ram::GuestRam;
 use super::ring::{HEADER_BYTES, Layout, Place, Put, Ring};
 use super::{MOST_LOOKED_AT, MOST_READ, MOST_READ_BYTES, Signals};
 use crate::frames::FrameError;
-use crate::memory::{Bitmap, WritesRam};
+use crate::memory::{Bitmap, RamIdentity, WritesRam};
 
 /// The guest receives by the first ring and sends by the second.
 const RX: usize = 0;
@@ -80,6 +80,8 @@ struct Description {
 #[derive(Default)]
 struct State {
     features: u64,
+    /// The file that is the guest's RAM. What QEMU shows is to lie in it.
+    ram_file: Option<RamIdentity>,
     ram: Option<GuestRam>,
     described: [Description; RINGS],
     running: [Option<Ring>; RINGS],
@@ -176,6 +178,10 @@ impl std::fmt::Debug for Card {
 }
 
 impl WritesRam for Card {
+    fn is_to_write_to(&self, ram: RamIdentity) {
+        self.state.lock().ram_file = Some(ram);
+    }
+
     fn take_written(&self, dirty: &mut Bitmap) {
         if let Some(ram) = &mut self.state.lock().ram {
             ram.take_written(dirty);
@@ -372,8 +378,9 @@ impl VhostUserBackendReqHandler for Card {
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
         let mut state = self.state.lock();
+        let file = state.ram_file.ok_or(Error::InvalidParam)?;
         let last = state.ram.take();
-        let ram = GuestRam::new(regions, files, last).map_err(Error::ReqHandlerError)?;
+        let ram = GuestRam::new(file, regions, files, last).map_err(Error::ReqHandlerError)?;
         state.ram = Some(ram);
         Ok(None)
     }

@@ -38,6 +38,7 @@ impl Guest {
         let card = Card::new(Signals::new().expect("descriptors"));
         card.set_features(1 << VIRTIO_F_VERSION_1)
             .expect("what it offers");
+        card.is_to_write_to(RamIdentity::of(ram.file()).expect("a file"));
         let regions = [VhostUserMemoryRegion::new(0, RAM_BYTES, USER, 0)];
         let file = ram.file().try_clone().expect("a descriptor");
         card.set_mem_table(&regions, vec![file], None).expect("its RAM");

@@ -3,20 +3,20 @@
 //! Decides:    nothing.
 //! Flow:       QEMU's memory table -> [`GuestRam::new`]; rings write through it -> [`GuestRam::take_written`] -> the dirty scan.
 //! Invariants: 1. no write is lost between two tables: what the last one had written goes over to the next; 2. a table that shows the
-//!             same memory keeps the mapping, since QEMU sends it at each start of the rings.
+//!             same memory keeps the mapping, since QEMU sends it at each start of the rings; 3. nothing is mapped but the guest's RAM file,
+//!             and of that nothing past its end, which would kill the daemon: QEMU is not believed.
 //! Source:     QEMU docs/interop/vhost-user.rst, "Memory region description".
 //! Not here:   which pages travel.
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::bitmap::AtomicBitmap;
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
 
-use crate::memory::{Bitmap, PAGE_BYTES};
+use crate::memory::{Bitmap, PAGE_BYTES, RamIdentity};
 
 /// The guest's memory, by its addresses.
 pub type Ram = GuestMemoryMmap<AtomicBitmap>;
@@ -35,27 +35,24 @@ struct Region {
 /// What one table shows.
 pub struct GuestRam {
     table: Vec<Region>,
-    inode: u64,
     ram: Arc<Ram>,
     /// Pages of the file that earlier tables' mappings had written.
     before: Vec<u64>,
 }
 
 impl GuestRam {
-    /// Maps what QEMU shows, or keeps what `last` has of it.
+    /// Maps what QEMU shows of the guest's RAM, that file, or keeps what `last` has of it.
     pub fn new(
+        ram: RamIdentity,
         regions: &[VhostUserMemoryRegion],
         files: Vec<File>,
         last: Option<GuestRam>,
     ) -> io::Result<GuestRam> {
         let mut table: Vec<Region> = Vec::with_capacity(regions.len());
-        let mut inodes = files
-            .iter()
-            .map(|file| file.metadata().map(|metadata| metadata.ino()));
-        let inode = inodes.next().ok_or_else(|| io::Error::other("no memory"))??;
-        for other in inodes {
-            if other? != inode {
-                return Err(io::Error::other("the guest's memory is more than one file"));
+        // Invariant 3.
+        for file in &files {
+            if RamIdentity::of(file)? != ram {
+                return Err(io::Error::other("memory that is not the guest's RAM file"));
             }
         }
         for region in regions {
@@ -66,8 +63,11 @@ impl GuestRam {
                 offset: region.mmap_offset,
             });
         }
+        if !table.iter().all(|region| ram.has(region.offset, region.bytes)) {
+            return Err(io::Error::other("memory past the end of the guest's RAM file"));
+        }
         let before = match last {
-            Some(last) if last.table == table && last.inode == inode => return Ok(last),
+            Some(last) if last.table == table => return Ok(last),
             Some(last) => last.written(),
             None => vec![],
         };
@@ -81,7 +81,6 @@ impl GuestRam {
         }
         Ok(GuestRam {
             table,
-            inode,
             ram: Arc::new(Ram::from_regions(maps).map_err(io::Error::other)?),
             before,
         })
@@ -94,11 +93,10 @@ impl GuestRam {
 
     /// The guest's address of what QEMU has there.
     pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
-        let region = self
-            .table
-            .iter()
-            .find(|region| (region.user..region.user + region.bytes).contains(&user))?;
-        Some(GuestAddress(user - region.user + region.guest))
+        self.table.iter().find_map(|region| {
+            let at = user.checked_sub(region.user).filter(|at| *at < region.bytes)?;
+            Some(GuestAddress(region.guest.checked_add(at)?))
+        })
     }
 
     /// The pages of the RAM file that were written, each once a call.
@@ -127,6 +125,41 @@ impl GuestRam {
             if page < dirty.pages() {
                 dirty.set(page);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::RamFile;
+
+    const PAGES: u64 = 64;
+    const BYTES: u64 = PAGES * PAGE_BYTES as u64;
+
+    fn file(ram: &RamFile) -> File {
+        ram.file().try_clone().expect("a descriptor")
+    }
+
+    #[test]
+    fn nothing_is_mapped_but_the_guests_ram_and_of_that_nothing_past_its_end() {
+        let (ram, other) = (RamFile::new("t", BYTES), RamFile::new("t", BYTES));
+        let (ram, other) = (ram.expect("memory"), other.expect("memory"));
+        let identity = RamIdentity::of(ram.file()).expect("a file");
+        let shown = |at, bytes, file: File| {
+            let region = VhostUserMemoryRegion::new(0, bytes, 1 << 40, at);
+            GuestRam::new(identity, &[region], vec![file], None).is_ok()
+        };
+        let page = PAGE_BYTES as u64;
+        assert!(shown(0, BYTES, file(&ram)) && shown(page, BYTES - page, file(&ram)));
+        assert!(!shown(0, BYTES, file(&other)), "another file of that size");
+        for (at, bytes) in [
+            (0, BYTES + page),
+            (page, BYTES),
+            (BYTES, page),
+            (u64::MAX - page + 1, page),
+        ] {
+            assert!(!shown(at, bytes, file(&ram)), "{bytes} bytes from {at} on");
         }
     }
 }
