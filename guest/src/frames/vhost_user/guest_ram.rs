@@ -36,7 +36,7 @@ struct Region {
 pub struct GuestRam {
     table: Vec<Region>,
     ram: Arc<Ram>,
-    /// Pages of the file that earlier tables' mappings had written.
+    /// Pages of the file that earlier tables' mappings had written, each once: nothing scans a VM that has no backup, however often its guest resets the card.
     before: Vec<u64>,
 }
 
@@ -113,6 +113,8 @@ impl GuestRam {
                 }
             }
         }
+        pages.sort_unstable();
+        pages.dedup();
         pages
     }
 
@@ -133,12 +135,34 @@ impl GuestRam {
 mod tests {
     use super::*;
     use crate::memory::RamFile;
+    use vm_memory::Bytes;
 
     const PAGES: u64 = 64;
     const BYTES: u64 = PAGES * PAGE_BYTES as u64;
 
     fn file(ram: &RamFile) -> File {
         ram.file().try_clone().expect("a descriptor")
+    }
+
+    #[test]
+    fn what_tables_have_written_is_kept_once_however_many_they_are() {
+        let ram = RamFile::new("t", BYTES).expect("memory");
+        let identity = RamIdentity::of(ram.file()).expect("a file");
+        let page = PAGE_BYTES as u64;
+        let mut last = None;
+        for number in 0..1000 {
+            // One shows all, the next one all but a page.
+            let bytes = BYTES - page * (number % 2);
+            let region = VhostUserMemoryRegion::new(0, bytes, 1 << 40, 0);
+            let shown = GuestRam::new(identity, &[region], vec![file(&ram)], last).expect("its RAM");
+            let at = GuestAddress(page * (3 + number % 2));
+            shown.ram().write_slice(&[1], at).expect("in memory");
+            assert!(shown.before.len() <= 2, "{} pages", shown.before.len());
+            last = Some(shown);
+        }
+        let mut dirty = Bitmap::new(PAGES);
+        last.expect("the last").take_written(&mut dirty);
+        assert!(dirty.contains(3) && dirty.contains(4) && dirty.count() == 2);
     }
 
     #[test]
