@@ -120,6 +120,7 @@ words! {
         StateLeft = "state-left",
         SteppedDown = "stepped-down",
         TakeOverFailed = "take-over-failed",
+        TapGone = "tap-gone",
         TookOver = "took-over",
         Unprotected = "unprotected",
         Waiting = "waiting",

@@ -24,6 +24,7 @@ pub struct GsoTap {
     outgoing: VecDeque<Bytes>,
     buffer: Vec<u8>,
     scratch: Vec<u8>,
+    is_gone: bool,
 }
 
 impl GsoTap {
@@ -34,6 +35,7 @@ impl GsoTap {
             outgoing: VecDeque::new(),
             buffer: vec![0; Offload::BYTES + FRAME_BYTES_MAX],
             scratch: Vec::new(),
+            is_gone: false,
         })
     }
 
@@ -49,7 +51,12 @@ impl GsoTap {
 
     /// Gives what comes next to `each`: a frame, or up to [`dunlin_core::offload::MOST_CUT`] segments. False: there is nothing.
     pub fn read(&mut self, each: impl FnMut(&[u8])) -> io::Result<bool> {
-        let Some(length) = self.tap.read(&mut self.buffer)? else {
+        let read = self.tap.read(&mut self.buffer);
+        if let Err(error) = &read {
+            // One that is only switched off comes again, and has other errors.
+            self.is_gone |= error.raw_os_error() == Some(libc::EBADFD);
+        }
+        let Some(length) = read? else {
             return Ok(false);
         };
         if let Some((header, frame)) = self.buffer[..length].split_first_chunk_mut() {
@@ -57,6 +64,12 @@ impl GsoTap {
             let _ = segments(&Offload::read(header), frame, &mut self.scratch, each);
         }
         Ok(true)
+    }
+
+    /// Whether somebody has removed the device, as far as the last read has shown: nothing comes or goes by it any more, and its descriptor is readable for ever.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.is_gone
     }
 
     /// Appends a frame for the network; it leaves with [`GsoTap::send_next`]. One beyond [`MOST_SEGMENTS`] is lost, as on any wire.

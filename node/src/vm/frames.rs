@@ -6,6 +6,7 @@
 
 use super::nics::MOST_BATCH_BYTES;
 use super::state::{Role, VmLoop};
+use dunlin_api::EventKind;
 use dunlin_core::agreed::{Agreed, Frame};
 use dunlin_core::offload::MOST_SEGMENTS;
 use dunlin_core::output::Output;
@@ -76,6 +77,17 @@ impl VmLoop {
             self.net.announcements.old_source_seen();
         }
         self.take_in(frames);
+    }
+
+    /// What the last looks at the network have shown.
+    pub(super) fn tell_of_gone_taps(&mut self) {
+        let gone = self.net.nics.as_mut().map(|nics| nics.newly_gone());
+        for (card, tap) in gone.unwrap_or_default() {
+            let text = format!(
+                "somebody has removed the network device '{tap}': nothing comes or goes by the VM's card {card} here until its copy begins anew, as by 'dunlin switchover'"
+            );
+            self.event(EventKind::TapGone, text);
+        }
     }
 
     /// A host that does not speak for the VM keeps what the network brings to it as well.

@@ -10,6 +10,7 @@
 //!    nothing rests on both having got it. The comparison lets no acknowledgement out that the backup's TCP has not made too,
 //!    so a client sends again what only one of them has got; what a copy says for want of a frame differs, and is synced;
 //!    and after a sync it has what the primary has (docs/output.md, claim B).
+//! 4. A TAP that somebody has removed is waited for by nobody, and told once: its card is as silent as one whose cable is pulled, until the VM has others.
 
 use crate::config::VmConfig;
 use bytes::Bytes;
@@ -84,6 +85,8 @@ struct Nic {
     tap: GsoTap,
     announcer: Announcer,
     rx_filter: RxFilter,
+    /// Somebody was told that the TAP is gone.
+    gone_is_told: bool,
     /// Taken off the network and not queued yet: it is being agreed on.
     taken_bytes: usize,
 }
@@ -108,6 +111,7 @@ impl Nics {
                 tap,
                 announcer: Announcer::new(mac),
                 rx_filter,
+                gone_is_told: false,
                 taken_bytes: 0,
             });
         }
@@ -136,7 +140,18 @@ impl Nics {
 
     /// Descriptors that are readable when the network has sent something.
     pub fn tap_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.nics.iter().map(|nic| nic.tap.as_fd())
+        let there = self.nics.iter().filter(|nic| !nic.tap.is_gone());
+        there.map(|nic| nic.tap.as_fd())
+    }
+
+    /// The TAPs that were found to be removed since the last call (invariant 4), each with its card's number.
+    pub fn newly_gone(&mut self) -> Vec<(usize, String)> {
+        let nics = self.nics.iter_mut().enumerate();
+        let new = nics.filter_map(|(number, nic)| {
+            let is_new = nic.tap.is_gone() && !std::mem::replace(&mut nic.gone_is_told, true);
+            is_new.then(|| (number, nic.tap.name().to_owned()))
+        });
+        new.collect()
     }
 
     /// What the VM has sent.
@@ -199,7 +214,7 @@ impl Nics {
                     *taken_bytes += frame.len();
                     frames.push(heard(number, frame));
                 });
-                // A TAP that was taken down gives errors; it is as silent as an unplugged cable.
+                // A TAP that was taken down, or away, gives errors; it is as silent as an unplugged cable.
                 let Ok(true) = read else { break };
             }
         }
@@ -371,3 +386,6 @@ fn heard(nic: usize, bytes: &[u8]) -> Frame {
     };
     multipath::without(&frame).unwrap_or(frame)
 }
+
+#[cfg(test)]
+mod tests;

@@ -147,6 +147,7 @@ impl VmLoop {
             self.read_taps();
         }
         self.overhear();
+        self.tell_of_gone_taps();
         if self.speculation_is_due() {
             self.turn_speculation();
         }

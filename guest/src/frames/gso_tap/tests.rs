@@ -138,3 +138,16 @@ fn more_than_can_leave_as_one_is_not_kept() {
     }
     assert_eq!(sent, MOST_SEGMENTS);
 }
+
+#[test]
+fn a_device_that_was_removed_is_told_from_one_that_is_switched_off() {
+    let Some(()) = own_namespace() else { return };
+    let mut tap = GsoTap::open("tap-a", None).unwrap();
+    ip("link set tap-a down");
+    while let Ok(true) = tap.read(|_| {}) {}
+    assert!(!tap.is_gone(), "it may be switched on again");
+    ip("link del tap-a");
+    let mut seen = 0;
+    while let Ok(true) = tap.read(|_| seen += 1) {}
+    assert!(tap.is_gone() && tap.read(|_| {}).is_err(), "after {seen} frames");
+}
