@@ -22,6 +22,11 @@ pub const ICMP: u8 = 1;
 /// IP's number of ICMP for IPv6.
 pub const ICMPV6: u8 = 58;
 
+/// In a fragment's place: it is not the last one.
+const MORE_FRAGMENTS: u16 = 0x2000;
+/// In a fragment's place: its offset.
+const OFFSET: u16 = 0x1fff;
+
 const IGMP: u8 = 2;
 const ETHERNET_BYTES: usize = 14;
 const IPV4: u16 = 0x0800;
@@ -167,7 +172,10 @@ pub enum Parsed {
     Datagram(Datagram),
     /// ARP, neighbour and router discovery, group membership: about the link, not about a conversation.
     Neighbour,
-    /// A part of an IP packet.
+    /// A part of an IP packet that holds a datagram: it has no ports, its kind is its place in the packet (the offset, in eight bytes, and `MORE_FRAGMENTS`), and its payload
+    /// all that it brings. Which packet that is, IP's id says, and that is no statement of the VM's.
+    Piece(Datagram),
+    /// A part of another IP packet, such as TCP's.
     Fragment,
     /// Anything else, and whatever contradicts itself.
     Other,
@@ -281,9 +289,12 @@ fn parse_ipv4(bytes: &[u8], at: usize, below: &Below) -> Option<Parsed> {
     if first >> 4 != 4 || header < 20 || total < header || at + total > bytes.len() {
         return None;
     }
-    // More fragments, or an offset.
-    if u16_at(bytes, at + 6)? & 0x3fff != 0 {
-        return Some(Parsed::Fragment);
+    let address = |at| Some(IpAddr::V4(Ipv4Addr::from_bits(u32_at(bytes, at)?)));
+    let protocol = *bytes.get(at + 9)?;
+    let key = below.key(address(at + 12)?, address(at + 16)?, protocol);
+    let place = u16_at(bytes, at + 6)? & (MORE_FRAGMENTS | OFFSET);
+    if place != 0 {
+        return Some(fragment(key, place, at + header..at + total));
     }
     // A source route hides the address that the checksum counts.
     let mut option = at + 20;
@@ -295,10 +306,19 @@ fn parse_ipv4(bytes: &[u8], at: usize, below: &Below) -> Option<Parsed> {
             _ => option += usize::from(*bytes.get(option + 1)?).max(2),
         }
     }
-    let address = |at| Some(IpAddr::V4(Ipv4Addr::from_bits(u32_at(bytes, at)?)));
-    let protocol = *bytes.get(at + 9)?;
-    let key = below.key(address(at + 12)?, address(at + 16)?, protocol);
     parse_transport(bytes, at + header..at + total, key, below)
+}
+
+/// What lies at that place of a packet. Pieces of TCP stay apart: a stream is not compared by packets.
+fn fragment(key: FlowKey, place: u16, payload: Range<usize>) -> Parsed {
+    match (key.protocol, key.vm) {
+        (UDP, _) | (ICMP, IpAddr::V4(_)) | (ICMPV6, IpAddr::V6(_)) => Parsed::Piece(Datagram {
+            key,
+            kind: place,
+            payload,
+        }),
+        _ => Parsed::Fragment,
+    }
 }
 
 fn parse_ipv6(bytes: &[u8], at: usize, below: &Below) -> Option<Parsed> {
@@ -321,14 +341,20 @@ fn parse_ipv6(bytes: &[u8], at: usize, below: &Below) -> Option<Parsed> {
     if start > end {
         return None;
     }
-    if next == 44 {
-        return Some(Parsed::Fragment);
-    }
     let address = |at: usize| {
         let octets: [u8; 16] = *bytes.get(at..)?.first_chunk()?;
         Some(IpAddr::V6(Ipv6Addr::from(octets)))
     };
-    let key = below.key(address(at + 8)?, address(at + 24)?, next);
+    let key = |protocol| Some(below.key(address(at + 8)?, address(at + 24)?, protocol));
+    if next == 44 {
+        if start + 8 > end {
+            return None;
+        }
+        let place = u16_at(bytes, start + 2)?;
+        let more = if place & 1 != 0 { MORE_FRAGMENTS } else { 0 };
+        return Some(fragment(key(bytes[start])?, place >> 3 | more, start + 8..end));
+    }
+    let key = key(next)?;
     parse_transport(bytes, start..end, key, below)
 }
 

@@ -118,7 +118,9 @@ impl RetransmitBuffer {
             }
             Parsed::Tcp(segment) => (Of::Flow(segment.key), Until::NewerAck),
             Parsed::Datagram(datagram) => (Of::Flow(datagram.key), Until::Newer),
-            Parsed::Neighbour | Parsed::Fragment | Parsed::Other => (Of::Rest(frame.nic), Until::Newer),
+            Parsed::Piece(_) | Parsed::Neighbour | Parsed::Fragment | Parsed::Other => {
+                (Of::Rest(frame.nic), Until::Newer)
+            }
         };
         self.bytes += cost(frame);
         let frame = frame.clone();

@@ -4,20 +4,39 @@
 
 use super::place::{Found, alike, shown};
 use super::types::{Difference, FrameId};
+use crate::output::packet::Datagram;
 use bytes::Bytes;
 use std::collections::VecDeque;
 
 /// What a datagram costs besides its bytes: one without content is kept, too.
 const MESSAGE_COST_BYTES: usize = 64;
 
-/// A datagram: ICMP's type and code (0 for UDP), and its payload.
+/// A datagram: ICMP's type and code (0 for UDP), and its payload. Or a part of one: its place there, and what it brings.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Message {
-    pub kind: u16,
-    pub payload: Bytes,
+    is_part: bool,
+    kind: u16,
+    payload: Bytes,
 }
 
 impl Message {
+    /// Of a whole datagram in `frame`.
+    pub fn whole(datagram: &Datagram, frame: &Bytes) -> Self {
+        Self {
+            is_part: false,
+            kind: datagram.kind,
+            payload: frame.slice(datagram.payload.clone()),
+        }
+    }
+
+    /// Of a part of one.
+    pub fn part(piece: &Datagram, frame: &Bytes) -> Self {
+        Self {
+            is_part: true,
+            ..Self::whole(piece, frame)
+        }
+    }
+
     fn cost(&self) -> usize {
         self.payload.len() + MESSAGE_COST_BYTES
     }

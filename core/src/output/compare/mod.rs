@@ -153,16 +153,10 @@ impl Comparer {
                 self.advance(segment.key);
             }
             Parsed::Datagram(datagram) => {
-                let message = Message {
-                    kind: datagram.kind,
-                    payload: frame.bytes.slice(datagram.payload),
-                };
-                let Some(datagrams) = self.datagrams(datagram.key) else {
-                    return self.wait_for_sync(id, Difference::Full);
-                };
-                datagrams.primary_said(id, message);
-                self.wait(id, Some(datagram.key), true);
-                self.advance(datagram.key);
+                self.datagram_said(id, datagram.key, Message::whole(&datagram, &frame.bytes));
+            }
+            Parsed::Piece(piece) => {
+                self.datagram_said(id, piece.key, Message::part(&piece, &frame.bytes));
             }
             Parsed::Neighbour => {
                 self.counters.free += 1;
@@ -200,20 +194,34 @@ impl Comparer {
                 }
             }
             Parsed::Datagram(datagram) => {
-                let message = Message {
-                    kind: datagram.kind,
-                    payload: frame.bytes.slice(datagram.payload),
-                };
-                let Some(datagrams) = self.datagrams(datagram.key) else {
-                    return self.differs(Difference::Full);
-                };
-                let grown = datagrams.backup_said(message);
-                self.keep(datagram.key, grown);
-                self.advance(datagram.key);
+                self.backups_datagram(datagram.key, Message::whole(&datagram, &frame.bytes));
+            }
+            Parsed::Piece(piece) => {
+                self.backups_datagram(piece.key, Message::part(&piece, &frame.bytes));
             }
             // The primary's own wait for a sync.
             Parsed::Neighbour | Parsed::Fragment | Parsed::Other => {}
         }
+    }
+
+    /// A datagram of the primary's, or a part of one.
+    fn datagram_said(&mut self, id: FrameId, key: FlowKey, message: Message) {
+        let Some(datagrams) = self.datagrams(key) else {
+            return self.wait_for_sync(id, Difference::Full);
+        };
+        datagrams.primary_said(id, message);
+        self.wait(id, Some(key), true);
+        self.advance(key);
+    }
+
+    /// The same of the backup's.
+    fn backups_datagram(&mut self, key: FlowKey, message: Message) {
+        let Some(datagrams) = self.datagrams(key) else {
+            return self.differs(Difference::Full);
+        };
+        let grown = datagrams.backup_said(message);
+        self.keep(key, grown);
+        self.advance(key);
     }
 
     /// The primary's VM stood still here: what it said before is covered by the sync under way.

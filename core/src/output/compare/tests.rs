@@ -551,6 +551,7 @@ fn the_numbers_of_a_reset_that_answers_a_stray_segment_are_no_place_in_the_strea
     }
 }
 
+mod fragments;
 mod lost;
 mod partial_ack;
 mod place;

@@ -40,7 +40,7 @@ pub enum Difference {
     Flags,
     /// Another datagram.
     Datagram,
-    /// A frame that is not understood: a fragment, an unknown protocol.
+    /// A frame that is not understood: a part of a TCP segment, an unknown protocol.
     NotUnderstood,
     /// More than the limits.
     Full,

@@ -30,12 +30,13 @@ proptest! {
     #[test]
     fn any_bytes_give_ranges_inside_the_frame(
         noise in prop::collection::vec(any::<u8>(), 0..200),
-        shape in 0_u8..4,
+        shape in 0_u8..5,
         protocol in prop::sample::select(vec![TCP, UDP, ICMP, ICMPV6, IGMP, 0, 44, 60]),
     ) {
         let bytes = match shape {
             0 => noise,
             1 => ipv4(protocol, 0, &noise),
+            4 => ipv4(protocol, 0x2003, &noise),
             2 => [&[2; 12][..], &[0x81, 0, 0, 7, 0x86, 0xdd, 0x60], &noise].concat(),
             _ => {
                 let length = (noise.len() as u16).to_be_bytes();
@@ -52,7 +53,7 @@ proptest! {
                     prop_assert_eq!(segment.sack.len() % 8, 0);
                     prop_assert!(segment.timestamps.is_none_or(|found| found.at + 8 <= segment.options.end));
                 }
-                Parsed::Datagram(datagram) => prop_assert!(inside(&datagram.payload, &frame)),
+                Parsed::Datagram(datagram) | Parsed::Piece(datagram) => prop_assert!(inside(&datagram.payload, &frame)),
                 Parsed::Neighbour | Parsed::Fragment | Parsed::Other => {}
             }
         }
@@ -120,6 +121,45 @@ fn what_is_not_whole_or_not_known_is_never_a_segment() {
     longer[17] += 1;
     assert_eq!(read(longer), Parsed::Other);
     assert_eq!(read(ipv4(UDP, 0, &[0, 1, 0, 2, 0, 9, 0, 0])), Parsed::Other);
+    assert_eq!(read(ipv4(47, 0x2000, &[0; 16])), Parsed::Fragment);
+}
+
+#[test]
+fn a_part_of_a_datagram_has_its_place_and_all_its_bytes() {
+    let piece = |bytes| match read(bytes) {
+        Parsed::Piece(piece) => (
+            piece.key.vm_port,
+            piece.key.protocol,
+            piece.kind,
+            piece.payload.len(),
+        ),
+        other => panic!("no piece: {other:?}"),
+    };
+    // Don't-fragment is no place.
+    assert_eq!(piece(ipv4(UDP, 0x6000, &[1; 16])), (0, UDP, 0x2000, 16));
+    assert_eq!(piece(ipv4(ICMP, 0x0002, &[1; 5])), (0, ICMP, 2, 5));
+    let v6 = |next, place: u16, header: usize| {
+        let length = (header + 9) as u16;
+        let mut bytes = vec![2; 12];
+        bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0]);
+        bytes.extend(length.to_be_bytes());
+        bytes.extend([44, 64]);
+        bytes.extend([7; 32]);
+        bytes.extend([next, 0]);
+        bytes.extend(place.to_be_bytes());
+        bytes.extend([0, 0, 0, 9]);
+        bytes.extend([1; 9]);
+        bytes
+    };
+    assert_eq!(piece(v6(ICMPV6, 1, 8)), (0, ICMPV6, 0x2000, 9));
+    assert_eq!(piece(v6(UDP, 3 << 3, 8)), (0, UDP, 3, 9));
+    assert_eq!(read(v6(TCP, 1, 8)), Parsed::Fragment);
+    assert_eq!(
+        read(v6(60, 1, 8)),
+        Parsed::Fragment,
+        "what lies behind that is not known"
+    );
+    assert_eq!(read(v6(UDP, 1, 9)), Parsed::Other, "longer than its frame");
 }
 
 #[test]
