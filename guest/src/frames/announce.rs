@@ -1,6 +1,6 @@
 //! Tells the network where the VM is now: gratuitous ARP and unsolicited neighbour advertisements.
 //!
-//! Decides:    which addresses the guest has: those it was seen to send from.
+//! Decides:    which addresses the guest has: those it was heard to claim. What it sends from is no claim: a guest that forwards sends from addresses of others.
 //! Flow:       every released frame -> [`Announcer::learn`]; take-over -> [`Announcer::frames`] -> TAP.
 //! Invariants: 1. only frames from the NIC's own MAC teach; 2. at most [`ADDRESSES_MAX`] addresses are kept, the oldest go.
 //! Source:     RFC 5227 section 2.3 (ARP announcement), RFC 4861 section 7.2.6 (unsolicited advertisements).
@@ -9,9 +9,7 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use etherparse::{
-    EtherType, Ethernet2HeaderSlice, Ipv4HeaderSlice, Ipv6HeaderSlice, PacketBuilder, SlicedPacket,
-};
+use etherparse::{EtherType, Ethernet2HeaderSlice, IpNumber, Ipv6HeaderSlice, PacketBuilder, SlicedPacket};
 
 /// Addresses kept per NIC.
 pub const ADDRESSES_MAX: usize = 16;
@@ -19,6 +17,9 @@ pub const ADDRESSES_MAX: usize = 16;
 const BROADCAST: [u8; 6] = [0xff; 6];
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+/// ICMPv6's types: who asks for a neighbour does so from its own address, and who advertises itself names it.
+const NEIGHBOR_SOLICITATION: u8 = 135;
+const NEIGHBOR_ADVERTISEMENT: u8 = 136;
 const ARP_ETHERNET: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 1]; // Ethernet, IPv4, lengths, request
 
 /// Learns one NIC's addresses and announces them.
@@ -68,13 +69,9 @@ impl Announcer {
         }
         let payload = &frame[ethernet.slice().len()..];
         let source: IpAddr = match ethernet.ether_type() {
-            EtherType::IPV4 => match Ipv4HeaderSlice::from_slice(payload) {
-                Ok(ip) => ip.source_addr().into(),
-                Err(_) => return,
-            },
-            EtherType::IPV6 => match Ipv6HeaderSlice::from_slice(payload) {
-                Ok(ip) => ip.source_addr().into(),
-                Err(_) => return,
+            EtherType::IPV6 => match claimed_v6(payload) {
+                Some(address) => address.into(),
+                None => return,
             },
             // Only Ethernet/IPv4; the sender's MAC must be ours too.
             EtherType::ARP
@@ -108,6 +105,23 @@ impl Announcer {
     }
 }
 
+/// What neighbour discovery's words in an IPv6 packet claim. With any other hop limit they have passed a router, and count nowhere.
+fn claimed_v6(packet: &[u8]) -> Option<Ipv6Addr> {
+    const HOP_LIMIT: u8 = 255;
+    let ip = Ipv6HeaderSlice::from_slice(packet).ok()?;
+    if ip.next_header() != IpNumber::IPV6_ICMP || ip.hop_limit() != HOP_LIMIT {
+        return None;
+    }
+    // Type, code, checksum and flags, then the target.
+    let message = &packet[ip.slice().len()..];
+    let target: [u8; 16] = *message.get(8..)?.first_chunk()?;
+    match *message.first()? {
+        NEIGHBOR_SOLICITATION => Some(ip.source_addr()),
+        NEIGHBOR_ADVERTISEMENT => Some(target.into()),
+        _ => None,
+    }
+}
+
 /// An ARP announcement: a broadcast request whose sender and target are both `address`.
 pub fn gratuitous_arp(mac: [u8; 6], address: Ipv4Addr) -> Vec<u8> {
     let mut frame = [
@@ -124,7 +138,6 @@ pub fn gratuitous_arp(mac: [u8; 6], address: Ipv4Addr) -> Vec<u8> {
 
 /// A neighbour advertisement to all nodes, with the override flag and the target's link-layer address.
 pub fn unsolicited_advertisement(mac: [u8; 6], address: Ipv6Addr) -> Vec<u8> {
-    const NEIGHBOR_ADVERTISEMENT: u8 = 136;
     const OVERRIDE: u8 = 0x20;
     const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
     let body = [&address.octets()[..], &[TARGET_LINK_LAYER_ADDRESS, 1], &mac].concat();
@@ -175,27 +188,60 @@ mod tests {
         assert_eq!((icmp.type_u8(), frame.len()), (136, 14 + 40 + 32));
     }
 
+    fn address(text: &str) -> Ipv6Addr {
+        text.parse().unwrap()
+    }
+
+    /// A neighbour solicitation.
+    fn asks_from(source: Ipv6Addr, hop_limit: u8) -> Vec<u8> {
+        let builder = PacketBuilder::ethernet2(MAC, ALL_NODES_MAC)
+            .ipv6(source.octets(), ALL_NODES.octets(), hop_limit)
+            .icmpv6_raw(NEIGHBOR_SOLICITATION, 0, [0; 4]);
+        let mut frame = vec![];
+        builder.write(&mut frame, &[7; 16]).unwrap();
+        frame
+    }
+
+    /// A guest that is a router or has containers: at a take-over it would be said to be all of them.
+    #[test]
+    fn what_a_guest_forwards_is_not_its_own() {
+        let mut announcer = Announcer::new(MAC);
+        let to_everybody = || PacketBuilder::ethernet2(MAC, BROADCAST);
+        let mut frame = vec![];
+        let v4 = to_everybody().ipv4([10, 9, 9, 9], [10, 0, 0, 1], 63).udp(1, 2);
+        v4.write(&mut frame, b"x").unwrap();
+        announcer.learn(&frame);
+        frame.clear();
+        let v6 = to_everybody()
+            .ipv6(address("fd00::9").octets(), address("fd00::1").octets(), 255)
+            .udp(1, 2);
+        v6.write(&mut frame, b"x").unwrap();
+        announcer.learn(&frame);
+        assert_eq!(announcer.addresses().count(), 0);
+        assert_eq!(announcer.frames(), [gratuitous_arp(MAC, Ipv4Addr::UNSPECIFIED)]);
+    }
+
     #[test]
     fn addresses_are_learnt_from_the_guests_own_frames_only() {
         let mut announcer = Announcer::new(MAC);
-        let udp = |mac, from: [u8; 4]| {
-            let builder = PacketBuilder::ethernet2(mac, BROADCAST)
-                .ipv4(from, [10, 0, 0, 1], 64)
-                .udp(1, 2);
-            let mut frame = vec![];
-            builder.write(&mut frame, b"x").unwrap();
-            frame
-        };
-        announcer.learn(&udp(MAC, [10, 0, 0, 7]));
-        announcer.learn(&udp(MAC, [10, 0, 0, 7]));
-        announcer.learn(&udp([2; 6], [10, 0, 0, 8]));
-        announcer.learn(&udp(MAC, [0, 0, 0, 0]));
-        announcer.learn(&gratuitous_arp(MAC, Ipv4Addr::new(10, 0, 0, 9)));
-        announcer.learn(&unsolicited_advertisement(MAC, "fe80::7".parse().unwrap()));
+        let arp = |mac, last| gratuitous_arp(mac, Ipv4Addr::new(10, 0, 0, last));
+        announcer.learn(&arp(MAC, 7));
+        announcer.learn(&arp(MAC, 7));
+        announcer.learn(&arp([2; 6], 8));
+        announcer.learn(&gratuitous_arp(MAC, Ipv4Addr::UNSPECIFIED));
+        announcer.learn(&arp(MAC, 9));
+        announcer.learn(&unsolicited_advertisement(MAC, address("fe80::7")));
+        let asks = |hop_limit| asks_from(address("fd00::7"), hop_limit);
+        announcer.learn(&asks(254));
+        assert_eq!(announcer.addresses().count(), 3, "a router lay in between");
+        announcer.learn(&asks(255));
+        // Who makes sure that nobody has an address asks from none.
+        announcer.learn(&asks_from(Ipv6Addr::UNSPECIFIED, 255));
+        announcer.learn(&asks(255)[..60]);
         announcer.learn(b"short");
         let seen: Vec<String> = announcer.addresses().map(|a| a.to_string()).collect();
-        assert_eq!(seen, ["10.0.0.7", "10.0.0.9", "fe80::7"]);
-        assert_eq!(announcer.frames().len(), 3);
+        assert_eq!(seen, ["10.0.0.7", "10.0.0.9", "fe80::7", "fd00::7"]);
+        assert_eq!(announcer.frames().len(), 4);
         (0..40).for_each(|i| announcer.add(Ipv4Addr::new(10, 1, 0, i).into()));
         assert_eq!(announcer.addresses().count(), ADDRESSES_MAX);
         assert_eq!(Announcer::new(MAC).frames().len(), 1);
