@@ -211,6 +211,8 @@ impl Connection {
         }
         if segment.ack_flag() {
             self.said_ack = later(self.said_ack, segment.ack);
+            // Nothing comes behind a client's end: what the VM has got more than that of was none.
+            self.peer_fin = (self.peer_fin).filter(|fin| fin.acknowledged || !before(fin.end, segment.ack));
             if let Some(fin) = &mut self.peer_fin {
                 fin.acknowledged |= !before(segment.ack, fin.end);
             }
@@ -330,9 +332,13 @@ impl Connection {
         }
         if segment.fin() && self.peer_fin.is_none_or(|fin| !fin.acknowledged) {
             let end = segment.seq_end();
-            // The one that the VM has acknowledged may have come before anything was known here.
-            let acknowledged = self.said_ack.is_some_and(|ack| !before(ack, end));
-            self.peer_fin = Some(Fin { end, acknowledged });
+            // Anybody can send one with the ports of a connection; the client's lies behind all that the VM has got. A connection of that name that had ended
+            // for its clients only would be forgotten, and the real end not be told to the other host.
+            if self.said_ack.is_none_or(|ack| !before(end, ack)) {
+                // The one that the VM has acknowledged may have come before anything was known here.
+                let acknowledged = self.said_ack.is_some_and(|ack| !before(ack, end));
+                self.peer_fin = Some(Fin { end, acknowledged });
+            }
         }
     }
 

@@ -156,6 +156,39 @@ fn a_connection_that_is_over_can_repeat_its_last_word_on_every_host() {
 }
 
 #[test]
+fn a_clients_end_is_believed_at_its_place_only() {
+    let ends = |rewriter: &SequenceRewriter| {
+        let mut other = SequenceRewriter::new();
+        other.load(&rewriter.table()).unwrap();
+        let (_, one) = other.connections.iter().next().expect("it is told of");
+        (
+            one.peer_fin.map(|fin| (fin.end, fin.acknowledged)),
+            one.is_closed(),
+        )
+    };
+    let mut rewriter = accepted();
+    // The VM has said all, and the client has got it.
+    rewriter.overheard(&Seg::from_vm(FIN | ACK, B1, C + 1).frame());
+    into(&mut rewriter, &Seg::to_vm(ACK, C + 1, P + 2));
+    // Before what the VM has got.
+    for seq in [C.wrapping_sub(1 << 30), C - 1] {
+        into(&mut rewriter, &Seg::to_vm(FIN | ACK, seq, P + 2));
+        assert_eq!(ends(&rewriter), (None, false), "{seq}");
+    }
+    // Behind it; but then the VM gets more than that.
+    into(&mut rewriter, &Seg::to_vm(FIN | ACK, C + 11, P + 2));
+    assert_eq!(ends(&rewriter), (Some((C + 12, false)), false));
+    rewriter.overheard(&Seg::from_vm(ACK, B1 + 1, C + 21).frame());
+    assert_eq!(ends(&rewriter), (None, false));
+    into(&mut rewriter, &Seg::to_vm(FIN | ACK, C + 21, P + 2));
+    rewriter.overheard(&Seg::from_vm(ACK, B1 + 1, C + 22).frame());
+    assert_eq!(ends(&rewriter), (Some((C + 22, true)), true));
+    // The client repeats it.
+    into(&mut rewriter, &Seg::to_vm(FIN | ACK, C + 21, P + 2));
+    assert_eq!(ends(&rewriter), (Some((C + 22, true)), true));
+}
+
+#[test]
 fn of_connections_that_are_over_only_the_last_are_told() {
     let mut rewriter = SequenceRewriter::new();
     for port in 1000..1000 + 2 * MOST_OVER_TOLD as u16 {
