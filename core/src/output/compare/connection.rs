@@ -1,7 +1,8 @@
 //! One TCP connection: which of the primary's segments the backup has said too.
 //!
 //! What decides is the byte stream, not the packet: a segment may leave when its payload, its SYN and its FIN lie in
-//! what the backup has said at the same place of the stream, or in what the client was told before; and when what it
+//! what the backup has said at the same place of the stream, or in what the client was told before; when its SYN settles what
+//! the backup's does (`settled`); and when what it
 //! acknowledges, the backup has acknowledged too. An acknowledgement is a statement: a client never sends again what
 //! was acknowledged, so a backup that has not got it would miss it for ever. Segmentation, repetition, windows, time
 //! stamps and everything below TCP do not matter.
@@ -23,6 +24,7 @@ use super::numbers::{after, later};
 use super::partial_ack::PartialAck;
 use super::pieces::Pieces;
 use super::place::{Found, SHOWN_BYTES, alike, shown};
+use super::settled::Settled;
 use super::told::Told;
 use super::types::{Difference, FrameId};
 use crate::agreed::Frame;
@@ -48,6 +50,8 @@ pub struct Words {
     window: u16,
     /// Its timestamp.
     ticks: Option<u32>,
+    /// A SYN's.
+    settles: Option<Settled>,
     payload: Bytes,
 }
 
@@ -62,6 +66,7 @@ impl Words {
             rst: segment.rst(),
             window: segment.window,
             ticks: segment.timestamps.map(|found| found.value),
+            settles: segment.syn().then(|| Settled::by(segment, frame)),
             payload: frame.slice(segment.payload.clone()),
         }
     }
@@ -151,6 +156,8 @@ pub struct Connection {
     said: Pieces,
     said_ack: Option<u32>,
     said_fin: Option<u32>,
+    /// What its SYN has settled.
+    said_syn: Option<Settled>,
     /// Its resets that were not said here yet. There may be many, one for each stray segment, each at its own place.
     said_rst: VecDeque<u32>,
     /// It has said a reset, here or before: its connection is gone.
@@ -233,6 +240,7 @@ impl Connection {
             self.said = Pieces::default();
             self.said_ack = None;
             self.said_fin = None;
+            self.said_syn = None;
             self.said_rst.clear();
             self.gone = false;
             self.early.clear();
@@ -366,6 +374,7 @@ impl Connection {
         if words.fin {
             self.said_fin = Some(at(words.end().wrapping_sub(1)));
         }
+        self.said_syn = words.settles.or(self.said_syn);
         if !words.payload.is_empty() && !self.differs {
             let from = at(words.payload_at());
             let place = |position: u32| position.wrapping_sub(from) as usize;
@@ -434,14 +443,14 @@ impl Connection {
                 false => Err(Difference::Flags),
             };
         }
+        let syn = self.judge_syn(words)?;
         let bytes = self.judge_bytes(words)?;
         let fin = self.judge_fin(words)?;
         let known = |told: Option<u32>, ack| told.is_some_and(|told| !after(ack, told));
         let acknowledged = words
             .ack
             .is_none_or(|ack| known(self.told_ack, ack) || known(self.said_ack, ack));
-        // A SYN is said by both as soon as there is an offset.
-        let whole = bytes && fin && acknowledged;
+        let whole = syn && bytes && fin && acknowledged;
         if !whole && self.gone {
             // Its connection is gone: it will not say more.
             return Err(Difference::Flags);
@@ -452,6 +461,15 @@ impl Connection {
     /// What the client was not told of these words' bytes: from where to where.
     fn untold(&self, words: &Words) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.told.untold(words.payload_at(), words.payload_end())
+    }
+
+    fn judge_syn(&self, words: &Words) -> Result<bool, Difference> {
+        match (words.settles, self.said_syn) {
+            (None, _) => Ok(true),
+            (Some(_), None) => Ok(false),
+            (Some(ours), Some(theirs)) if ours == theirs => Ok(true),
+            (Some(_), Some(_)) => Err(Difference::Flags),
+        }
     }
 
     fn judge_bytes(&self, words: &Words) -> Result<bool, Difference> {

@@ -25,6 +25,7 @@ pub(crate) mod numbers;
 mod partial_ack;
 pub(crate) mod pieces;
 mod place;
+mod settled;
 mod told;
 mod types;
 

@@ -555,3 +555,4 @@ mod fragments;
 mod lost;
 mod partial_ack;
 mod place;
+mod settled;

@@ -36,7 +36,7 @@ pub struct Limits {
 pub enum Difference {
     /// Other bytes at the same place of a stream.
     Bytes,
-    /// A connection ended by one of them only, or elsewhere.
+    /// A connection ended by one of them only, or elsewhere, or begun with other options.
     Flags,
     /// Another datagram.
     Datagram,
