@@ -52,6 +52,7 @@ serial_log = "/var/log/shop"
 [[vm.disks]]
 path = "/srv/shop.qcow2"
 format = "qcow2"
+backing = true
 
 [[vm.nics]]
 mac = "52:54:00:12:34:56"
