@@ -14,6 +14,9 @@ mod journal;
 mod logs;
 mod metrics;
 mod notify;
+#[cfg(test)]
+#[path = "../../guest/tests/common/skipped.rs"]
+mod skipped;
 mod vm;
 mod web;
 

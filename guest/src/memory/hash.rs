@@ -52,7 +52,7 @@ pub(crate) fn on_threads<I: Sync, T: Send + Copy + Default>(
         std::thread::scope(|scope| {
             for _ in 1..items.len().div_ceil(share) {
                 let named = std::thread::Builder::new().name("hash".into());
-                if named.spawn_scoped(scope, &take_shares).is_err() {
+                if named.spawn_scoped(scope, take_shares).is_err() {
                     // The system has no thread left: those that are there do all of it.
                     break;
                 }

@@ -138,14 +138,14 @@ impl Daemon {
     fn note_disks(&self, vm: &str) {
         let state = &self.host.state;
         let holding = self.vms().get(vm).map(VmHandle::holding);
-        let Some((images, disks)) = holding.and_then(|holding| holding.left()) else {
+        let Some(holding) = holding.filter(|holding| !holding.images().is_empty()) else {
             return;
         };
-        let (disks, unread) = match disks {
+        let (disks, unread) = match holding.disks() {
             Ok(disks) => (disks, None),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
-        let noted = last_life::note(state, store::life(state, vm), &images, &disks);
+        let noted = last_life::note(state, store::life(state, vm), &holding.images(), &disks);
         let unnoted = noted.err().map(|error| format!("{}: {error}", state.display()));
         if let Some(why) = unread.or(unnoted) {
             let words = format!(

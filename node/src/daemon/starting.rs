@@ -108,7 +108,23 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str, from: Option<&str>) -> Answ
         },
         Begin::Unclear { first, newest, why } => {
             undo_all();
-            return Answer::refused(unclear(&config, origin, (first, newest), why));
+            let (vm, origin, first) = (config.name.clone(), origin.to_owned(), first.to_owned());
+            let unclear = match first == newest {
+                true => UnclearDisks::Torn {
+                    vm,
+                    origin,
+                    first,
+                    why,
+                },
+                false => UnclearDisks::Newer {
+                    vm,
+                    origin,
+                    first,
+                    newest: newest.to_owned(),
+                    why,
+                },
+            };
+            return Answer::refused(unclear.to_string());
         }
     };
     let life = members
@@ -148,21 +164,31 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str, from: Option<&str>) -> Answ
 }
 
 /// Whose disks count a person has to say.
-fn unclear(config: &VmConfig, origin: &str, (first, newest): (&str, &str), why: &str) -> String {
-    let name = &config.name;
-    let choice = |host: &str| format!("'dunlin up {origin} --from {host}'");
-    match first == newest {
-        true => format!(
-            "it is not clear whether the disks of VM '{name}' on host '{first}' are whole: {why}; begin with them all the same: {}",
-            choice(first)
-        ),
-        false => format!(
-            "host '{newest}' had newer disks of VM '{name}' than host '{first}', which would begin; whose count is not clear: {why}; say \
-             whose: {} or {}",
-            choice(newest),
-            choice(first)
-        ),
-    }
+#[derive(Debug, thiserror::Error)]
+enum UnclearDisks {
+    /// The first host's may be half a copy.
+    #[error(
+        "it is not clear whether the disks of VM '{vm}' on host '{first}' are whole: {why}; to begin with them all the same: 'dunlin up {origin} \
+         --from {first}'"
+    )]
+    Torn {
+        vm: String,
+        origin: String,
+        first: String,
+        why: &'static str,
+    },
+    /// Another host's may be newer.
+    #[error(
+        "host '{newest}' had newer disks of VM '{vm}' than host '{first}', which would begin; whose count is not clear: {why}; say whose: 'dunlin \
+         up {origin} --from {newest}', or '--from {first}'"
+    )]
+    Newer {
+        vm: String,
+        origin: String,
+        first: String,
+        newest: String,
+        why: &'static str,
+    },
 }
 
 /// What a VM has left on the images that this file names, when it ended here.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::skipped;
 use dunlin_api::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -6,8 +7,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 mod recording;
-#[path = "../../../guest/tests/common/skipped.rs"]
-mod skipped;
 
 /// A host whose every figure has a value.
 fn status() -> HostStatus {

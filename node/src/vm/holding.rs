@@ -56,17 +56,17 @@ impl Holding {
         }
     }
 
-    /// The images of a VM that has ended here, and how new they are; none of a witness, and of a bare program, whose images have marks of
-    /// their own.
-    pub fn left(&self) -> Option<(Vec<PathBuf>, Result<Vec<DiskStanding>, LookError>)> {
-        if self.is_witness || self.config.program.is_some() || self.config.spec.disks.is_empty() {
-            return None;
+    /// The images of a VM's copy here; none of a witness, and of a bare program, whose image has marks of its own.
+    pub fn images(&self) -> Vec<PathBuf> {
+        if self.is_witness || self.config.program.is_some() {
+            return Vec::new();
         }
-        let images = self.config.spec.disks.iter().map(|disk| disk.path.clone());
-        Some((images.collect(), self.disks()))
+        let disks = self.config.spec.disks.iter();
+        disks.map(|disk| disk.path.clone()).collect()
     }
 
-    pub(in crate::vm) fn disks(&self) -> Result<Vec<DiskStanding>, LookError> {
+    /// How new the images are, a UEFI's variables the last of them. Opens them.
+    pub fn disks(&self) -> Result<Vec<DiskStanding>, LookError> {
         self.shared.remains.await_none()?;
         let _alone = self.shared.opening_disks.lock();
         Ok(Disks::look(&self.config, &self.state)?)

@@ -125,7 +125,8 @@ impl Ring {
 
     /// The next chain; where there is none, the guest kicks for the next one. It is looked at twice at most. One that begins outside of the ring stays where it is.
     fn next_chain<'a>(&mut self, ram: &'a Ram) -> io::Result<Option<DescriptorChain<&'a Ram>>> {
-        if !self.has_chain(ram)? && !(self.want_kick(ram)? && self.has_chain(ram)?) {
+        let is_there = self.has_chain(ram)? || (self.want_kick(ram)? && self.has_chain(ram)?);
+        if !is_there {
             return Ok(None);
         }
         let first = self.queue.next_avail();

@@ -2,12 +2,10 @@
 
 use super::*;
 use crate::config::Cluster;
+use crate::skipped;
 use dunlin_guest::spec::NicBackend;
 use nix::sched::{CloneFlags, unshare};
 use std::process::Command;
-
-#[path = "../../../../guest/tests/common/skipped.rs"]
-mod skipped;
 
 fn config() -> VmConfig {
     let cluster = Cluster::parse(
