@@ -46,6 +46,19 @@ func TestNobodyButASchedulerWritesClaims(t *testing.T) {
 	if _, err := admin.RbacV1().RoleBindings("default").Create(ctx, binding, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	// As the controller of DaemonSets, which makes Pods as anybody has written them.
+	rules := []rbac.PolicyRule{{APIGroups: []string{""}, Resources: []string{"pods", "pods/binding"}, Verbs: []string{"create"}}}
+	if _, err := admin.RbacV1().Roles("default").Create(ctx, &rbac.Role{ObjectMeta: metav1.ObjectMeta{Name: "binds"}, Rules: rules}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	binds := &rbac.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: "binds"}, RoleRef: rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "Role", Name: "binds"},
+		Subjects: []rbac.Subject{{Kind: "User", APIGroup: rbac.GroupName, Name: "sets"}},
+	}
+	if _, err := admin.RbacV1().RoleBindings("default").Create(ctx, binds, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	sets := as("sets")
 	create := func(pods corev1.PodInterface, pod *v1.Pod, claim string) error {
 		if claim != "" {
 			pod.Annotations = map[string]string{"dunlin.dev/claim": claim}
@@ -57,6 +70,9 @@ func TestNobodyButASchedulerWritesClaims(t *testing.T) {
 		if err := create(theirs, lab.Pod("plain", "1", "64Mi"), ""); err != nil {
 			return err
 		}
+		if err := create(sets, lab.Pod("plain", "1", "64Mi"), ""); err != nil {
+			return err
+		}
 		return create(ed, lab.Pod("plain", "1", "64Mi"), "")
 	})
 	copy := func() *v1.Pod {
@@ -66,7 +82,7 @@ func TestNobodyButASchedulerWritesClaims(t *testing.T) {
 	}
 	inForce(t, policy, func() error { return create(ed, copy(), "18446744073709551615 a") })
 	for who, err := range map[string]error{
-		"an account of the schedulers' name": create(theirs, copy(), "1 a"), "an operator": create(operator, standing(), "1 a"), "an editor, of an ordinary Pod": create(ed, lab.Pod("plain", "1", "64Mi"), "1 a"),
+		"an account of the schedulers' name": create(theirs, copy(), "1 a"), "an operator": create(operator, standing(), "1 a"), "who may bind Pods": create(sets, copy(), "1 a"), "an editor, of an ordinary Pod": create(ed, lab.Pod("plain", "1", "64Mi"), "1 a"),
 	} {
 		if !denies(err, policy) {
 			t.Errorf("%s makes a Pod with a claim; it said: %v", who, err)

@@ -27,6 +27,8 @@ const (
 	later = 5 * time.Second
 	// longest is how long a daemon may take to do what it is asked: more than it gives itself.
 	longest = 2 * time.Minute
+	// handOver is how long nobody may lead a VM's group before its host says that it has no majority: while a VM is handed over nobody does for a moment.
+	handOver = 2 * time.Second
 )
 
 // host is what every operator does for the VMs and programs in whose groups its own host is, elected or not: it asks the daemon beside it.
@@ -62,6 +64,8 @@ type host struct {
 	notStarted map[string]notStarted
 	// deleted are when this operator saw first that a VM's object is deleted, by its own clock.
 	deleted map[string]time.Time
+	// mute are since when each VM that this host served last is led by nobody, a time.Time by its name.
+	mute sync.Map
 	// alone is for how many beats in a row each VM was seen that nobody knows any more; only [host.tidy] uses it.
 	alone map[string]int
 }
@@ -122,8 +126,13 @@ func (host *host) servedLast(object v1alpha1.Protected, here control.VM) bool {
 func (host *host) standBy(ctx context.Context, object v1alpha1.Protected, here control.VM) (ctrl.Result, error) {
 	host.counts(here.Name, "", nil)
 	if !host.servedLast(object, here) {
+		host.mute.Delete(here.Name)
 		forget(object)
 		return ctrl.Result{}, change(ctx, host, object, func(status *v1alpha1.ProtectedStatus) { status.Gone = without(status.Gone, host.name) })
+	}
+	since, _ := host.mute.LoadOrStore(here.Name, time.Now())
+	if left := handOver - time.Since(since.(time.Time)); here.State != "failed" && left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
 	}
 	isSilent, err := host.isSilent(ctx)
 	if err != nil {
@@ -155,6 +164,7 @@ func (host *host) serve(ctx context.Context, object v1alpha1.Protected, here con
 	if !host.speaks(object, here) {
 		return host.standBy(ctx, object, here)
 	}
+	host.mute.Delete(here.Name)
 	asAsked, again := host.carryOut(ctx, object, here)
 	here, refused, moved := host.move(ctx, object, here)
 	if again = earlier(again, moved); refused != "" {
@@ -438,6 +448,7 @@ func (host *host) graceLeft(vm string, now time.Time) time.Duration {
 // forgetAll leaves out what is remembered of a VM that is no more.
 func (host *host) forgetAll(vm string) {
 	host.forgetAsked(vm)
+	host.mute.Delete(vm)
 	host.mutex.Lock()
 	defer host.mutex.Unlock()
 	delete(host.deleted, vm)

@@ -3,6 +3,7 @@ package operator
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -48,7 +49,18 @@ func TestWhoServedLastSaysThatNobodyServes(t *testing.T) {
 		}
 		protectedVMs.WithLabelValues(vm.Namespace, vm.Name).Set(1)
 		here := control.VM{Name: NameOnHosts(vm), Role: one.role, Leader: one.leader, State: one.state, Term: one.term}
-		if _, err := (&host{Client: known{host: there}, name: one.host}).serve(context.Background(), vm, here); err != nil {
+		host := &host{Client: known{host: there}, name: one.host}
+		// While it is handed over, nobody leads for a moment.
+		if _, err := host.serve(context.Background(), vm, here); err != nil {
+			t.Fatal(err)
+		}
+		if now := meta.FindStatusCondition(vm.Status.Conditions, Running); here.State == "quorum-lost" && now.Status != metav1.ConditionTrue {
+			t.Errorf("%+v, at once: %+v", one, now)
+		}
+		if _, is := host.mute.Load(here.Name); is {
+			host.mute.Store(here.Name, time.Now().Add(-handOver))
+		}
+		if _, err := host.serve(context.Background(), vm, here); err != nil {
 			t.Fatal(err)
 		}
 		said := gauges(t, protectedVMs)

@@ -185,9 +185,14 @@ func (cluster cluster) untilOther(ctx context.Context, pod *v1.Pod) {
 		now, ok := object.(*v1.Pod)
 		return err == nil && there && ok && now.UID == pod.UID && !hasEnded(now), cluster.lives(pod.Spec.NodeName)
 	}
-	timer := time.NewTimer(betweenReadings)
-	defer timer.Stop()
 	before, lived := says()
+	most := betweenReadings
+	if !before {
+		// It was gone by the time that its deletion was answered, or they have not heard of it yet.
+		most = again
+	}
+	timer := time.NewTimer(most)
+	defer timer.Stop()
 	for {
 		news := cluster.next()
 		if there, lives := says(); there != before || lives != lived {
