@@ -4,7 +4,8 @@
 //! * **Flow:** a VM ends here -> [`note`], beside the state folder's other files, before what was known of the VM goes -> `dunlin up` asks all
 //!   hosts ([`of`]) -> [`judge`] -> the file that all of them are given names that host first.
 //! * **Invariants:** 1. Disks that are known to be older, or half a copy, are never begun with unless a person says so. 2. An image that
-//!   somebody has written to since, or put in its place, is neither taken for the VM's newest nor written over by it without a word.
+//!   somebody has written to since, or put in its place, is neither taken for the VM's newest nor written over by it without a word. 3. A life
+//!   that has not written to them says nothing of how new they are: what an earlier one left counts.
 //! * **Source:** as `vm::cold`, which finds the newest disk while the VM's state is still there. `dunlin down` takes that away, and the first
 //!   member may be a host that the VM has left long ago. **Not here:** the marks of a bare program's data (`vm::program::images`).
 
@@ -72,6 +73,11 @@ fn place(state: &Path, image: &Path) -> io::Result<(PathBuf, PathBuf)> {
 
 /// Remembers, durably, how new a VM's images are that has ended here; `disks` is empty where that could not be found out.
 pub fn note(state: &Path, life: u64, images: &[PathBuf], disks: &[DiskStanding]) -> io::Result<()> {
+    // Invariant 3. Terms begin with 1.
+    let is_unwritten = |disk: &DiskStanding| disk.consistent && disk.term == 0;
+    if !disks.is_empty() && disks.iter().all(is_unwritten) {
+        return Ok(());
+    }
     let folder = state.join(FOLDER);
     fs::create_dir_all(&folder)?;
     forget_what_is_gone(&folder)?;
@@ -314,6 +320,32 @@ mod tests {
         // The host with the newest is listed first: whatever is there now is meant.
         assert_eq!(begins(&touched(&new), &old), Begin::AsListed);
         assert_eq!(begins(&unsure(&new), &old), Begin::AsListed);
+    }
+
+    #[test]
+    fn invariant_3_a_life_that_ended_before_it_began_changes_nothing() {
+        let state = tempfile::tempdir().expect("a folder");
+        let images = [state.path().join("one")];
+        fs::write(&images[0], "bytes").expect("an image");
+        let fresh = DiskStanding {
+            consistent: true,
+            ..DiskStanding::default()
+        };
+        note(state.path(), 1, &images, &[fresh]).expect("nothing to note");
+        assert_eq!(
+            of(state.path(), &images),
+            LastLife {
+                sure: true,
+                ..LastLife::default()
+            }
+        );
+        note(state.path(), 1, &images, &[disk(2, true)]).expect("noted");
+        let before = of(state.path(), &images);
+        note(state.path(), 2, &images, &[fresh]).expect("nothing to note");
+        assert_eq!(of(state.path(), &images), before);
+        let half = DiskStanding::default();
+        note(state.path(), 2, &images, &[half]).expect("noted: a copy has begun");
+        assert_eq!(of(state.path(), &images).number, Some(2));
     }
 
     #[test]

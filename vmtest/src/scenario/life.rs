@@ -177,6 +177,10 @@ fn begins_with_the_newest_disks(cluster: &mut Cluster<'_>, world: &World) -> Res
     cluster.start_host("a")?;
     cluster.dunlin("a", &["down", "--force", name])?;
     gone(cluster)?;
+    // A life that ends before it has begun is no news.
+    cluster.dunlin("a", &["up", "--no-wait", &file])?;
+    cluster.dunlin("a", &["down", "--now", name])?;
+    gone(cluster)?;
     let said = cluster.dunlin("c", &["up", "--no-wait", &file])?;
     ensure!(
         said.contains("on host 'b', whose disks are the newest"),
