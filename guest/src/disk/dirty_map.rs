@@ -147,6 +147,12 @@ impl DirtyMap {
         Ok(())
     }
 
+    /// Whether any of the range's extents is in the map.
+    pub fn touches(&self, range: &Range<u64>) -> bool {
+        let state = self.lock();
+        extents_of(range).any(|extent| state.words[extent as usize / 64] & bit(extent) != 0)
+    }
+
     /// Every extent in the map.
     pub fn all(&self) -> ExtentSet {
         let mut words = self.lock().words.clone();

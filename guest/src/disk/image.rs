@@ -11,8 +11,10 @@
 use super::faults::Faults;
 use crate::spec::DiskFormat;
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+
+use rustix::fs::{Advice, FallocateFlags, SeekFrom, fadvise, fallocate, seek};
 use rustix::io::Errno;
+use std::num::NonZeroU64;
 use std::{
     fs::{File, OpenOptions},
     io,
@@ -314,6 +316,15 @@ impl Image {
     /// What the kernel said, or an injected fault.
     pub fn flush_ours(&self) -> io::Result<()> {
         self.sync(true)
+    }
+
+    /// What is read of this range next comes from the disk, as far as the kernel lets that be: after a flush that failed it may keep
+    /// bytes that the disk does not have.
+    pub fn forget_cached(&self, offset: u64, len: u64) -> io::Result<()> {
+        let Some(len) = NonZeroU64::new(len) else {
+            return Ok(());
+        };
+        Ok(fadvise(&self.file, offset, Some(len), Advice::DontNeed)?)
     }
 
     /// Another VM begins on this image: whoever wrote before hears nothing more.

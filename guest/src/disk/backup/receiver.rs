@@ -257,6 +257,11 @@ impl Backup {
     /// What is said of a range to whoever compares. One that cannot be read is unlike any other: a join sends it, and so writes it
     /// anew, and a comparison tells of it. A comparison waits for as many bytes as a hash has.
     fn answer(&self, offset: u64, len: u64) -> Bytes {
+        // What this host wrote and nobody committed may be in its cache alone, if a flush of it failed: to be alike it has to be on the disk.
+        if self.lock().joining && self.shared.dirty.touches(&(offset..offset + len)) {
+            // Best effort: what the cache still has is what it had before.
+            let _ = self.shared.image.forget_cached(offset, len);
+        }
         match self.hash_mirrored(offset, len) {
             Ok(hash) => Bytes::copy_from_slice(&hash),
             Err(_) if self.lock().joining => Bytes::new(),
