@@ -59,8 +59,10 @@ impl VmLoop {
     /// What is agreed does not reach this host's disk: it would soon take no inputs any more. A backup goes on with the VM, whose disk holds
     /// what the witness's does. One that is alone keeps its office: the others' disks are a majority without its own.
     pub(in crate::vm) fn leave_with_ill_log(&mut self) {
-        if self.agreement.log_is_ill {
-            self.leave_office("the log's disk of this host takes nothing");
+        if !self.agreement.log_is_ill {
+            self.agreement.left_for_log = false;
+        } else if !self.agreement.left_for_log {
+            self.agreement.left_for_log = self.leave_office("the log's disk of this host takes nothing");
         }
     }
 

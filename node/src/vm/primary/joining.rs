@@ -394,15 +394,18 @@ impl VmLoop {
             return;
         }
         primary.sync_status.aborted += u64::from(ended.broken);
-        if primary.guest.is_left(now_us) {
+        let is_left = primary.guest.is_left(now_us);
+        if let Some(reply) = primary.switchover.take() {
+            let why = match is_left {
+                true => "the VM is left to the backup, without a last sync".to_owned(),
+                false => format!("the backup was lost ({why})"),
+            };
+            // Whoever asked may have gone.
+            let _ = reply.send(Answer::failed(format!("not handed over: {why}")));
+        }
+        if is_left {
             // The backup is to go on, so it is neither lost nor dropped: the group says the rest.
             return self.forget_cut();
-        }
-        if let Some(reply) = primary.switchover.take() {
-            // Whoever asked may have gone.
-            let _ = reply.send(Answer::failed(format!(
-                "not handed over: the backup was lost ({why})"
-            )));
         }
         self.forget_cut();
         if ended.phase == Phase::Connecting {

@@ -26,6 +26,8 @@ pub struct Agreement {
     pub(in crate::vm) log_full_is_last: bool,
     /// Its disk here takes nothing, as far as it has told: it is full, or has failed.
     pub(in crate::vm) log_is_ill: bool,
+    /// The VM was left to a backup for that: once is enough, or it would go on without an end where no backup can take it over.
+    pub(in crate::vm) left_for_log: bool,
     /// Times that there was none.
     pub log_waits: u64,
     /// Another policy was agreed: whoever is complete by an older entry is about to be dropped.
@@ -52,11 +54,12 @@ impl Agreement {
     /// A snapshot stands in for all entries up to `index`: what is known of the log begins anew.
     pub(in crate::vm) fn installed(&mut self, index: Index, leadership: Leadership) {
         let (policy_ordered, election) = (self.policy_ordered.take(), std::mem::take(&mut self.election));
-        let log_is_ill = self.log_is_ill;
+        let (log_is_ill, left_for_log) = (self.log_is_ill, self.left_for_log);
         *self = Self {
             policy_ordered,
             election,
             log_is_ill,
+            left_for_log,
             ..Self::at(index, leadership)
         };
     }
@@ -70,6 +73,7 @@ impl Agreement {
             log_full_told_us: None,
             log_full_is_last: false,
             log_is_ill: false,
+            left_for_log: false,
             log_waits: 0,
             another_policy: false,
             unsaid: Unsaid::default(),
