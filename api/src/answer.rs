@@ -154,6 +154,9 @@ pub struct LastLife {
     pub untouched: bool,
     /// Whoever had written to them since would be noticed; nobody is who writes to a block device.
     pub sure: bool,
+    /// There is something of them that cannot be read.
+    #[serde(default)]
+    pub unreadable: bool,
 }
 
 /// Who held a complete copy, as a host has noted it.

@@ -182,8 +182,8 @@ pub enum Request {
         /// The group runs already, and is about to make this host a member.
         #[serde(default)]
         newcomer: bool,
-        /// Which life of its images begins.
-        #[serde(default)]
+        /// Which life of its images begins; 0, and nothing on the wire, to a daemon that knows of none.
+        #[serde(default, skip_serializing_if = "is_none_yet")]
         life: u64,
         /// The call that the VM's name is kept for.
         ticket: Ticket,
@@ -219,6 +219,11 @@ pub enum Request {
     },
     /// About logs that programs share.
     Log(log::LogRequest),
+}
+
+/// A daemon of an earlier version refuses a request with a key that it does not know.
+fn is_none_yet(life: &u64) -> bool {
+    *life == 0
 }
 
 impl Request {
@@ -272,5 +277,18 @@ mod tests {
         let said = |newcomer| serde_json::to_string(&ask(newcomer)).expect("a request");
         assert!(!said(false).contains("newcomer"), "{}", said(false));
         assert!(said(true).contains("\"newcomer\":true"), "{}", said(true));
+    }
+
+    #[test]
+    fn a_host_that_knows_no_lives_is_given_a_file_in_its_words() {
+        let install = |life| Request::Install {
+            text: String::new(),
+            newcomer: false,
+            life,
+            ticket: Ticket(1),
+        };
+        let said = |life| serde_json::to_string(&install(life)).expect("a request");
+        assert!(!said(0).contains("life"), "{}", said(0));
+        assert!(said(3).contains("\"life\":3"), "{}", said(3));
     }
 }

@@ -98,6 +98,9 @@ impl<W: Write + ?Sized> AnswerTo for W {
     }
 }
 
+/// What a daemon says of a request that it does not know, as one of an earlier version.
+pub const NOT_UNDERSTOOD: &str = "the request cannot be understood";
+
 /// Reads one request; what cannot be understood is refused with its reason.
 pub fn read_request(stream: impl Read) -> Result<Option<Request>, Answer> {
     let mut line = String::new();

@@ -31,7 +31,6 @@ struct Mark {
 /// By what one sees that somebody has written to a file, or has put another one in its place.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Stamp {
-    device: u64,
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
@@ -54,7 +53,6 @@ impl Stamp {
             }
         };
         Ok(Self {
-            device: of_file(found.dev()),
             inode: of_file(found.ino()),
             bytes: of_file(found.len()),
             modified: at(found.mtime(), found.mtime_nsec()),
@@ -106,27 +104,41 @@ pub fn note(state: &Path, life: u64, images: &[PathBuf], disks: &[DiskStanding])
 fn forget_what_is_gone(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        if read(&path).is_none_or(|mark| !mark.image.exists()) {
+        // One that cannot be read stays: a person is told of it when its image is asked for.
+        if read(&path).is_ok_and(|mark| mark.is_some_and(|mark| !mark.image.exists())) {
             fs::remove_file(path)?;
         }
     }
     Ok(())
 }
 
-/// One that cannot be read is as good as none: a person is asked then.
-fn read(path: &Path) -> Option<Mark> {
-    serde_json::from_slice(&fs::read(path).ok()?).ok()
+/// What is there: nothing where there is no such file.
+fn read(path: &Path) -> io::Result<Option<Mark>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(serde_json::from_slice(&bytes)?)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The mark of an image; none of one that is not there.
+fn mark_of(state: &Path, image: &Path) -> io::Result<Option<Mark>> {
+    match place(state, image) {
+        Ok((path, image)) => Ok(read(&path)?.filter(|mark| mark.image == image)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// What this host remembers of these images.
 pub fn of(state: &Path, images: &[PathBuf]) -> LastLife {
-    let found: Vec<Option<Mark>> = images
-        .iter()
-        .map(|image| {
-            let (path, image) = place(state, image).ok()?;
-            read(&path).filter(|mark| mark.image == image)
-        })
-        .collect();
+    let found: io::Result<Vec<Option<Mark>>> = images.iter().map(|image| mark_of(state, image)).collect();
+    let Ok(found) = found else {
+        return LastLife {
+            unreadable: true,
+            ..LastLife::default()
+        };
+    };
     let known = || found.iter().flatten();
     let number = known().map(|mark| mark.life).max();
     let is_as_left =
@@ -140,6 +152,7 @@ pub fn of(state: &Path, images: &[PathBuf]) -> LastLife {
         disks: standings.unwrap_or_default(),
         untouched: found.iter().all(|mark| mark.as_ref().is_some_and(is_as_left)),
         sure: known().all(|mark| !mark.stamp.is_block_device),
+        unreadable: false,
     }
 }
 
@@ -178,6 +191,13 @@ pub fn judge<'a>(members: &[(&'a str, LastLife)]) -> Begin<'a> {
         return Begin::AsListed;
     };
     let unclear = |why| Begin::Unclear { first, newest, why };
+    if let Some((host, _)) = members.iter().find(|(_, last)| last.unreadable) {
+        return Begin::Unclear {
+            first,
+            newest: host,
+            why: "what a host remembers of them in its state folder (last-lives) cannot be read",
+        };
+    }
     if of_newest.number.is_none() {
         return Begin::AsListed;
     }
@@ -224,6 +244,7 @@ mod tests {
             disks: vec![disk],
             untouched: true,
             sure: true,
+            unreadable: false,
         }
     }
 
@@ -317,6 +338,19 @@ mod tests {
             let begin = begins(&a, &b);
             assert!(is_unclear(&begin), "{a:?} {b:?}: {begin:?}");
         }
+        let unreadable = LastLife {
+            unreadable: true,
+            ..LastLife::default()
+        };
+        assert!(is_unclear(&begins(&new, &unreadable)));
+        assert!(matches!(
+            begins(&unreadable, &new),
+            Begin::Unclear {
+                first: "a",
+                newest: "a",
+                ..
+            }
+        ));
         // The host with the newest is listed first: whatever is there now is meant.
         assert_eq!(begins(&touched(&new), &old), Begin::AsListed);
         assert_eq!(begins(&unsure(&new), &old), Begin::AsListed);
@@ -363,6 +397,7 @@ mod tests {
             disks: standings.to_vec(),
             untouched: true,
             sure: true,
+            unreadable: false,
         };
         assert_eq!(of(state.path(), &images), last);
         // Another VM with one of them: it is a later life of that one alone.
@@ -381,6 +416,9 @@ mod tests {
         );
         note(state.path(), 6, &images, &[]).expect("noted");
         assert_eq!(of(state.path(), &images).disks, []);
+        let (mark, _) = place(state.path(), &images[1]).expect("its place");
+        fs::write(&mark, "{").expect("damaged");
+        assert!(of(state.path(), &images).unreadable);
         fs::remove_file(&images[0]).expect("taken away");
         note(state.path(), 7, &images, &[]).expect("of the other one");
         assert_eq!(

@@ -150,10 +150,24 @@ fn bring_in(daemon: &Daemon, host: &str, config: &VmConfig, order: Command) -> A
         let _ = peers::ask(daemon, host, &Request::Undo { vm, ticket });
         return Answer::Failed { why, code };
     }
+    let knows_lives = matches!(
+        peers::ask(
+            daemon,
+            host,
+            &Request::LastLife {
+                text: config.text.to_string()
+            }
+        ),
+        Answer::LastLife(_)
+    );
     let request = Request::Install {
         text: config.text.to_string(),
         newcomer: true,
-        life: store::life(&daemon.host.state, &config.name),
+        life: if knows_lives {
+            store::life(&daemon.host.state, &config.name)
+        } else {
+            0
+        },
         ticket,
     };
     match peers::ask(daemon, host, &request) {

@@ -200,12 +200,14 @@ fn watch_signals() -> Result<Receiver<i32>> {
 /// waits for that.
 fn put_away(daemon: &Arc<Daemon>, ended: Ended) -> Option<JoinHandle<()>> {
     let ended = Arc::new(ended);
-    let (its_daemon, its_end) = (daemon.clone(), ended.clone());
-    let work = move || its_daemon.vm_ended(&its_end);
+    // Now: when the daemon ends nobody finds it any more.
+    let holding = daemon.vms().get(&ended.vm).map(VmHandle::holding);
+    let (its_daemon, its_end, its_holding) = (daemon.clone(), ended.clone(), holding.clone());
+    let work = move || its_daemon.vm_ended(&its_end, its_holding);
     let thread = std::thread::Builder::new().name("vm-ends".into()).spawn(work);
     if thread.is_err() {
         // The system has no thread left.
-        daemon.vm_ended(&ended);
+        daemon.vm_ended(&ended, holding);
     }
     thread.ok()
 }

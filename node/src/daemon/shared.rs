@@ -13,8 +13,10 @@ use crate::events::now_ms;
 use crate::logs::LogHandle;
 use crate::notify::Notify;
 use crate::vm::event::LoopSender;
-use crate::vm::{self, Ended, Host, StartError, VmHandle};
+use crate::vm::{self, Ended, Holding, Host, StartError, VmHandle};
+use crossbeam_channel::bounded;
 use dunlin_api::EventKind;
+use dunlin_core::waits::Wait;
 use dunlin_fabric::link::{LinkError, Refusals};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
@@ -105,15 +107,15 @@ impl Daemon {
     }
 
     /// A loop has ended: for good, or with the daemon.
-    pub(super) fn vm_ended(&self, ended: &Ended) {
+    pub(super) fn vm_ended(&self, ended: &Ended, holding: Option<Holding>) {
         // It is listed until it is forgotten: whoever waits for its end may start one of the same name at once.
         let thread = self.vms().get_mut(&ended.vm).and_then(VmHandle::take_thread);
         vm::join(thread);
         if let Some(handle) = self.vms().get(&ended.vm) {
             handle.feed_standby(&self.host);
         }
-        if ended.forget {
-            self.note_disks(&ended.vm);
+        if let Some(holding) = holding.filter(|holding| ended.forget && !holding.images().is_empty()) {
+            self.note_disks(&ended.vm, holding);
         }
         if ended.forget
             && let Err(error) = store::forget(&self.host.state, &ended.vm)
@@ -134,20 +136,32 @@ impl Daemon {
         }
     }
 
-    /// Remembers how new the images of a VM are that has ended here, for whoever starts one with them again.
-    fn note_disks(&self, vm: &str) {
-        let state = &self.host.state;
-        let holding = self.vms().get(vm).map(VmHandle::holding);
-        let Some(holding) = holding.filter(|holding| !holding.images().is_empty()) else {
-            return;
+    /// Remembers how new the images of a VM are that has ended here, for whoever starts one with them again. Their disk may not answer: it
+    /// is not waited for without an end.
+    fn note_disks(&self, vm: &str, holding: Holding) {
+        let (host, name) = (self.host.clone(), vm.to_owned());
+        let (done, is_done) = bounded(1);
+        let work = move || {
+            let (disks, unread) = match holding.disks() {
+                Ok(disks) => (disks, None),
+                Err(error) => (Vec::new(), Some(error.to_string())),
+            };
+            let life = store::life(&host.state, &name);
+            let noted = last_life::note(&host.state, life, &holding.images(), &disks);
+            let unnoted = noted
+                .err()
+                .map(|error| format!("{}: {error}", host.state.display()));
+            // Whoever waited may have gone.
+            let _ = done.send(unread.or(unnoted));
         };
-        let (disks, unread) = match holding.disks() {
-            Ok(disks) => (disks, None),
-            Err(error) => (Vec::new(), Some(error.to_string())),
+        let begun = std::thread::Builder::new().name("disks-noted".into()).spawn(work);
+        let why = match begun {
+            Ok(_) => is_done
+                .recv_timeout(Wait::MachineEnds.bound())
+                .unwrap_or_else(|_| Some("their disk does not answer".into())),
+            Err(error) => Some(format!("no thread: {error}")),
         };
-        let noted = last_life::note(state, store::life(state, vm), &holding.images(), &disks);
-        let unnoted = noted.err().map(|error| format!("{}: {error}", state.display()));
-        if let Some(why) = unread.or(unnoted) {
+        if let Some(why) = why {
             let words = format!(
                 "how new the VM's disks are on this host is not known when it is started again: {why}"
             );

@@ -9,6 +9,7 @@ use super::last_life::{self, Begin};
 use super::requests::from_peer;
 use super::{Daemon, peers, program, reservations, store};
 use crate::config::{ProgramSpec, VmConfig};
+use crate::control::server::NOT_UNDERSTOOD;
 use crate::vm;
 use crate::vm::disks;
 use crate::vm::event::Command;
@@ -85,14 +86,25 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str, from: Option<&str>) -> Answ
             return Answer::refused(why);
         }
     }
-    let members: Vec<(&str, LastLife)> = config
-        .members()
-        .map(|host| match on(host, Request::LastLife { text: text.into() }) {
-            Answer::LastLife(last) => (host, last),
-            // It is of an earlier version.
-            _ => (host, LastLife::default()),
-        })
-        .collect();
+    let mut members: Vec<(&str, LastLife)> = Vec::new();
+    let mut knows_lives: Vec<&str> = Vec::new();
+    for host in config.members() {
+        match on(host, Request::LastLife { text: text.into() }) {
+            Answer::LastLife(last) => {
+                knows_lives.push(host);
+                members.push((host, last));
+            }
+            Answer::Failed { why, .. } if why.contains(NOT_UNDERSTOOD) => {
+                members.push((host, LastLife::default()));
+            }
+            // What it remembers may be the newest.
+            Answer::Failed { why, code } => {
+                undo_all();
+                return Answer::Failed { why, code };
+            }
+            _ => members.push((host, LastLife::default())),
+        }
+    }
     let begin = match (from, last_life::judge(&members)) {
         (Some(from), _) => Begin::On(from),
         (None, begin) => begin,
@@ -136,7 +148,7 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str, from: Option<&str>) -> Answ
         let request = Request::Install {
             text: text.clone(),
             newcomer: false,
-            life,
+            life: if knows_lives.contains(host) { life } else { 0 },
             ticket,
         };
         if let Answer::Failed { why, code } = on(host, request) {
