@@ -213,7 +213,7 @@ fn put_away(daemon: &Arc<Daemon>, ended: Ended) -> Option<JoinHandle<()>> {
 }
 
 /// Waits until all of them have ended, `at_most` so long: what a disk keeps ends with the process. How many have not.
-fn await_all(mut threads: Vec<JoinHandle<()>>, at_most: Duration) -> usize {
+pub(super) fn await_all(mut threads: Vec<JoinHandle<()>>, at_most: Duration) -> usize {
     let until = Instant::now() + at_most;
     loop {
         threads.retain(|thread| !thread.is_finished());

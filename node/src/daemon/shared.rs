@@ -6,6 +6,7 @@ use super::changes::Changes;
 use super::identity::OwnKeys;
 use super::reservations::Reservations;
 use super::roles::Roles;
+use super::run::await_all;
 use super::{last_life, service, store};
 use crate::certificates;
 use crate::config::VmConfig;
@@ -14,7 +15,6 @@ use crate::logs::LogHandle;
 use crate::notify::Notify;
 use crate::vm::event::LoopSender;
 use crate::vm::{self, Ended, Holding, Host, StartError, VmHandle};
-use crossbeam_channel::bounded;
 use dunlin_api::EventKind;
 use dunlin_core::waits::Wait;
 use dunlin_fabric::link::{LinkError, Refusals};
@@ -140,7 +140,8 @@ impl Daemon {
     /// is not waited for without an end.
     fn note_disks(&self, vm: &str, holding: Holding) {
         let (host, name) = (self.host.clone(), vm.to_owned());
-        let (done, is_done) = bounded(1);
+        let told = Arc::new(Mutex::new(None));
+        let tells = told.clone();
         let work = move || {
             let (disks, unread) = match holding.disks() {
                 Ok(disks) => (disks, None),
@@ -151,14 +152,14 @@ impl Daemon {
             let unnoted = noted
                 .err()
                 .map(|error| format!("{}: {error}", host.state.display()));
-            // Whoever waited may have gone.
-            let _ = done.send(unread.or(unnoted));
+            *tells.lock() = unread.or(unnoted);
         };
         let begun = std::thread::Builder::new().name("disks-noted".into()).spawn(work);
         let why = match begun {
-            Ok(_) => is_done
-                .recv_timeout(Wait::MachineEnds.bound())
-                .unwrap_or_else(|_| Some("their disk does not answer".into())),
+            Ok(thread) => match await_all(vec![thread], Wait::MachineEnds.bound()) {
+                0 => told.lock().take(),
+                _ => Some("their disk does not answer".into()),
+            },
             Err(error) => Some(format!("no thread: {error}")),
         };
         if let Some(why) = why {
