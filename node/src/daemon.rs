@@ -29,6 +29,7 @@ pub mod starting;
 mod store;
 mod switchover;
 pub mod telling;
+mod threads;
 
 pub use error::BadInput;
 pub use run::run;

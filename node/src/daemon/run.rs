@@ -7,6 +7,7 @@ use super::changes::Changes;
 use super::identity::{self, OwnKeys};
 use super::roles::Roles;
 use super::service::Service;
+use super::threads::await_all;
 use super::{BadInput, Daemon, control, incoming, logs, priority, renewal, standby, store, switchover};
 use crate::config::{HostConfig, VmConfig};
 use crate::control::server::ControlSocket;
@@ -31,7 +32,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often certificates are looked at.
 const DAY: Duration = Duration::from_secs(86_400);
@@ -41,8 +42,6 @@ const LAST_WORDS: Duration = Duration::from_secs(3);
 
 /// How long it waits for its VMs' loops: for `machine-ends`, and for what their logs have still to write.
 const LOOPS_END: Duration = Duration::from_secs(20);
-/// They are looked at so often.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// Runs a host until a signal ends it.
 pub fn run(path: &Path) -> Result<()> {
@@ -210,18 +209,6 @@ fn put_away(daemon: &Arc<Daemon>, ended: Ended) -> Option<JoinHandle<()>> {
         daemon.vm_ended(&ended, holding);
     }
     thread.ok()
-}
-
-/// Waits until all of them have ended, `at_most` so long: what a disk keeps ends with the process. How many have not.
-pub(super) fn await_all(mut threads: Vec<JoinHandle<()>>, at_most: Duration) -> usize {
-    let until = Instant::now() + at_most;
-    loop {
-        threads.retain(|thread| !thread.is_finished());
-        if threads.is_empty() || Instant::now() >= until {
-            return threads.len();
-        }
-        std::thread::sleep(LOOK);
-    }
 }
 
 fn wait_for_end(

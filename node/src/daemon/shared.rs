@@ -6,7 +6,7 @@ use super::changes::Changes;
 use super::identity::OwnKeys;
 use super::reservations::Reservations;
 use super::roles::Roles;
-use super::run::await_all;
+use super::threads::await_all;
 use super::{last_life, service, store};
 use crate::certificates;
 use crate::config::VmConfig;
