@@ -201,13 +201,20 @@ pub fn judge<'a>(members: &[(&'a str, LastLife)]) -> Begin<'a> {
     if of_newest.number.is_none() {
         return Begin::AsListed;
     }
+    // It may be the newest: nobody knows.
+    let is_unknown = |last: &LastLife| last.number == of_newest.number && last.disks.is_empty();
+    if let Some((host, _)) = members.iter().find(|(_, last)| is_unknown(last)) {
+        return Begin::Unclear {
+            first,
+            newest: host,
+            why: "how new they are there could not be read when the VM ended",
+        };
+    }
     if rank(of_first) == rank(of_newest) {
         // Whoever has put another image in its place has listed that host first.
         return match is_whole(of_first) || !of_first.untouched {
             true => Begin::AsListed,
-            false => unclear(
-                "they are half a copy, or could not be read when the VM ended, and no host has whole ones",
-            ),
+            false => unclear("they are half a copy, and no host has whole ones"),
         };
     }
     if of_first.number.is_none() {
@@ -221,7 +228,7 @@ pub fn judge<'a>(members: &[(&'a str, LastLife)]) -> Begin<'a> {
     }
     match is_whole(of_newest) {
         true => Begin::On(newest),
-        false => unclear("they are half a copy, or could not be read when the VM ended"),
+        false => unclear("they are half a copy"),
     }
 }
 
@@ -290,22 +297,25 @@ mod tests {
         let whole = left(1, disk(1, false));
         let mut half = left(1, disk(2, false));
         half.disks[0].consistent = false;
-        let unread = LastLife {
-            disks: vec![],
-            ..half.clone()
-        };
-        for torn in [&half, &unread] {
-            assert_eq!(begins(torn, &whole), Begin::On("b"));
-            assert_eq!(begins(&whole, torn), Begin::AsListed);
-            assert!(matches!(
-                begins(torn, torn),
+        assert_eq!(begins(&half, &whole), Begin::On("b"));
+        assert_eq!(begins(&whole, &half), Begin::AsListed);
+        let of_a = |begin: &Begin<'_>| {
+            matches!(
+                begin,
                 Begin::Unclear {
                     first: "a",
                     newest: "a",
                     ..
                 }
-            ));
-        }
+            )
+        };
+        assert!(of_a(&begins(&half, &half)));
+        // One of whom it could not be found out may have the newest.
+        let unread = LastLife {
+            disks: vec![],
+            ..half.clone()
+        };
+        assert!(of_a(&begins(&unread, &whole)) && is_unclear(&begins(&whole, &unread)));
         let later = LastLife {
             number: Some(2),
             ..half
