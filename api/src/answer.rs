@@ -157,6 +157,9 @@ pub struct LastLife {
     /// There is something of them that cannot be read.
     #[serde(default)]
     pub unreadable: bool,
+    /// Where `disks` is empty: none of them is newer than this. None, where that is not known either.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_most: Option<DiskStanding>,
 }
 
 /// Who held a complete copy, as a host has noted it.

@@ -25,7 +25,19 @@ struct Mark {
     image: PathBuf,
     life: u64,
     standing: Option<DiskStanding>,
+    /// It is not newer than that.
+    #[serde(default)]
+    at_most: Option<DiskStanding>,
     stamp: Stamp,
+}
+
+/// How new the images are of a VM that has ended here.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// In their order; empty where that could not be found out.
+    pub disks: Vec<DiskStanding>,
+    /// None of them is newer, as far as that is known.
+    pub at_most: Option<DiskStanding>,
 }
 
 /// By what one sees that somebody has written to a file, or has put another one in its place.
@@ -69,8 +81,9 @@ fn place(state: &Path, image: &Path) -> io::Result<(PathBuf, PathBuf)> {
     Ok((state.join(FOLDER).join(name), image))
 }
 
-/// Remembers, durably, how new a VM's images are that has ended here; `disks` is empty where that could not be found out.
-pub fn note(state: &Path, life: u64, images: &[PathBuf], disks: &[DiskStanding]) -> io::Result<()> {
+/// Remembers, durably, how new a VM's images are that has ended here.
+pub fn note(state: &Path, life: u64, images: &[PathBuf], found: &Found) -> io::Result<()> {
+    let disks = &found.disks;
     // Invariant 3. Terms begin with 1.
     let is_unwritten = |disk: &DiskStanding| disk.consistent && disk.term == 0;
     if !disks.is_empty() && disks.iter().all(is_unwritten) {
@@ -90,6 +103,7 @@ pub fn note(state: &Path, life: u64, images: &[PathBuf], disks: &[DiskStanding])
             image,
             life,
             standing: disks.get(number).copied(),
+            at_most: found.at_most,
         };
         let new = path.with_extension("new");
         let mut file = File::create(&new)?;
@@ -153,6 +167,10 @@ pub fn of(state: &Path, images: &[PathBuf]) -> LastLife {
         untouched: found.iter().all(|mark| mark.as_ref().is_some_and(is_as_left)),
         sure: known().all(|mark| !mark.stamp.is_block_device),
         unreadable: false,
+        at_most: known()
+            .map(|mark| mark.standing.or(mark.at_most))
+            .max_by_key(|most| (most.is_none(), *most))
+            .flatten(),
     }
 }
 
@@ -201,9 +219,17 @@ pub fn judge<'a>(members: &[(&'a str, LastLife)]) -> Begin<'a> {
     if of_newest.number.is_none() {
         return Begin::AsListed;
     }
-    // It may be the newest: nobody knows.
-    let is_unknown = |last: &LastLife| last.number == of_newest.number && last.disks.is_empty();
-    if let Some((host, _)) = members.iter().find(|(_, last)| is_unknown(last)) {
+    // Whoever was a backup until then has none that are newer than its primary's.
+    let is_older = |last: &LastLife| {
+        last.at_most
+            .is_some_and(|most| of_newest.disks.iter().all(|disk| most <= *disk))
+    };
+    let may_be_newer = |last: &LastLife| {
+        last.number == of_newest.number
+            && last.disks.is_empty()
+            && (of_newest.disks.is_empty() || !is_older(last))
+    };
+    if let Some((host, _)) = members.iter().find(|(_, last)| may_be_newer(last)) {
         return Begin::Unclear {
             first,
             newest: host,
@@ -252,6 +278,14 @@ mod tests {
             untouched: true,
             sure: true,
             unreadable: false,
+            at_most: Some(disk),
+        }
+    }
+
+    fn found(disks: &[DiskStanding]) -> Found {
+        Found {
+            disks: disks.to_vec(),
+            at_most: None,
         }
     }
 
@@ -313,6 +347,7 @@ mod tests {
         // One of whom it could not be found out may have the newest.
         let unread = LastLife {
             disks: vec![],
+            at_most: None,
             ..half.clone()
         };
         assert!(of_a(&begins(&unread, &whole)) && is_unclear(&begins(&whole, &unread)));
@@ -321,6 +356,27 @@ mod tests {
             ..half
         };
         assert!(is_unclear(&begins(&whole, &later)));
+    }
+
+    #[test]
+    fn invariant_1_a_backups_disks_that_could_not_be_read_are_older_than_its_primarys() {
+        let unread = |term, primary| LastLife {
+            disks: vec![],
+            at_most: Some(DiskStanding {
+                epoch: u64::MAX,
+                ..disk(term, primary)
+            }),
+            ..left(1, disk(1, true))
+        };
+        let primary = left(1, disk(2, true));
+        assert_eq!(begins(&primary, &unread(2, false)), Begin::AsListed);
+        assert_eq!(begins(&unread(2, false), &primary), Begin::On("b"));
+        // It was the primary before.
+        assert_eq!(begins(&primary, &unread(1, true)), Begin::AsListed);
+        // It may have taken over since, or have had the newest all the time.
+        assert!(is_unclear(&begins(&primary, &unread(3, true))));
+        assert!(is_unclear(&begins(&left(1, disk(2, false)), &unread(2, true))));
+        assert!(is_unclear(&begins(&left(1, disk(2, false)), &unread(2, false))));
     }
 
     #[test]
@@ -375,7 +431,7 @@ mod tests {
             consistent: true,
             ..DiskStanding::default()
         };
-        note(state.path(), 1, &images, &[fresh]).expect("nothing to note");
+        note(state.path(), 1, &images, &found(&[fresh])).expect("nothing to note");
         assert_eq!(
             of(state.path(), &images),
             LastLife {
@@ -383,12 +439,12 @@ mod tests {
                 ..LastLife::default()
             }
         );
-        note(state.path(), 1, &images, &[disk(2, true)]).expect("noted");
+        note(state.path(), 1, &images, &found(&[disk(2, true)])).expect("noted");
         let before = of(state.path(), &images);
-        note(state.path(), 2, &images, &[fresh]).expect("nothing to note");
+        note(state.path(), 2, &images, &found(&[fresh])).expect("nothing to note");
         assert_eq!(of(state.path(), &images), before);
         let half = DiskStanding::default();
-        note(state.path(), 2, &images, &[half]).expect("noted: a copy has begun");
+        note(state.path(), 2, &images, &found(&[half])).expect("noted: a copy has begun");
         assert_eq!(of(state.path(), &images).number, Some(2));
     }
 
@@ -401,19 +457,20 @@ mod tests {
         }
         assert_eq!(of(state.path(), &images).number, None);
         let standings = [disk(1, true), disk(2, true)];
-        note(state.path(), 3, &images, &standings).expect("noted");
+        note(state.path(), 3, &images, &found(&standings)).expect("noted");
         let last = LastLife {
             number: Some(3),
             disks: standings.to_vec(),
             untouched: true,
             sure: true,
             unreadable: false,
+            at_most: Some(standings[1]),
         };
         assert_eq!(of(state.path(), &images), last);
         // Another VM with one of them: it is a later life of that one alone.
-        note(state.path(), 4, &images[..1], &standings[..1]).expect("noted");
+        note(state.path(), 4, &images[..1], &found(&standings[..1])).expect("noted");
         assert!(!of(state.path(), &images).untouched);
-        note(state.path(), 5, &images, &standings).expect("noted");
+        note(state.path(), 5, &images, &found(&standings)).expect("noted");
         assert!(of(state.path(), &images).untouched);
         fs::write(&images[1], "other").expect("written to");
         assert_eq!(
@@ -424,13 +481,22 @@ mod tests {
                 ..last
             }
         );
-        note(state.path(), 6, &images, &[]).expect("noted");
-        assert_eq!(of(state.path(), &images).disks, []);
+        note(state.path(), 6, &images, &Found::default()).expect("noted");
+        let unread = of(state.path(), &images);
+        assert_eq!((unread.disks, unread.at_most), (vec![], None));
+        let at_most = Some(disk(3, false));
+        let backups = Found {
+            at_most,
+            ..Found::default()
+        };
+        note(state.path(), 6, &images, &backups).expect("noted");
+        let unread = of(state.path(), &images);
+        assert_eq!((unread.disks, unread.at_most), (vec![], at_most));
         let (mark, _) = place(state.path(), &images[1]).expect("its place");
         fs::write(&mark, "{").expect("damaged");
         assert!(of(state.path(), &images).unreadable);
         fs::remove_file(&images[0]).expect("taken away");
-        note(state.path(), 7, &images, &[]).expect("of the other one");
+        note(state.path(), 7, &images, &Found::default()).expect("of the other one");
         assert_eq!(
             fs::read_dir(state.path().join(FOLDER)).expect("a folder").count(),
             1

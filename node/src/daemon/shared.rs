@@ -4,10 +4,11 @@
 
 use super::changes::Changes;
 use super::identity::OwnKeys;
+use super::last_life::{self, Found};
 use super::reservations::Reservations;
 use super::roles::Roles;
 use super::threads::await_all;
-use super::{last_life, service, store};
+use super::{service, store};
 use crate::certificates;
 use crate::config::VmConfig;
 use crate::events::now_ms;
@@ -137,32 +138,31 @@ impl Daemon {
     }
 
     /// Remembers how new the images of a VM are that has ended here, for whoever starts one with them again. Their disk may not answer: it
-    /// is not waited for without an end.
+    /// is not waited for without an end, and that it is not known is remembered as well.
     fn note_disks(&self, vm: &str, holding: Holding) {
-        let (host, name) = (self.host.clone(), vm.to_owned());
-        let told = Arc::new(Mutex::new(None));
-        let tells = told.clone();
-        let work = move || {
-            let (disks, unread) = match holding.disks() {
-                Ok(disks) => (disks, None),
-                Err(error) => (Vec::new(), Some(error.to_string())),
-            };
-            let life = store::life(&host.state, &name);
-            let noted = last_life::note(&host.state, life, &holding.images(), &disks);
-            let unnoted = noted
-                .err()
-                .map(|error| format!("{}: {error}", host.state.display()));
-            *tells.lock() = unread.or(unnoted);
+        let (life, images) = (store::life(&self.host.state, vm), holding.images());
+        let mut found = Found {
+            disks: Vec::new(),
+            at_most: holding.disks_at_most(),
         };
-        let begun = std::thread::Builder::new().name("disks-noted".into()).spawn(work);
-        let why = match begun {
-            Ok(thread) => match await_all(vec![thread], Wait::MachineEnds.bound()) {
-                0 => told.lock().take(),
-                _ => Some("their disk does not answer".into()),
-            },
-            Err(error) => Some(format!("no thread: {error}")),
+        let unread = match finish("disks-read", move || holding.disks()) {
+            Ok(Ok(disks)) => {
+                found.disks = disks;
+                None
+            }
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(why) => Some(why),
         };
-        if let Some(why) = why {
+        let state = self.host.state.clone();
+        let noted = finish("disks-noted", move || {
+            last_life::note(&state, life, &images, &found)
+        });
+        let unnoted = match noted {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => Some(format!("{}: {error}", self.host.state.display())),
+            Err(why) => Some(why),
+        };
+        if let Some(why) = unread.or(unnoted) {
             let words = format!(
                 "how new the VM's disks are on this host is not known when it is started again: {why}"
             );
@@ -174,4 +174,17 @@ impl Daemon {
     pub(super) fn sender(&self, vm: &str) -> Option<LoopSender> {
         self.vms().get(vm).map(VmHandle::sender)
     }
+}
+
+/// What comes of work that a disk may hold up, which is not waited for without an end.
+fn finish<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    let done = Arc::new(Mutex::new(None));
+    let result = done.clone();
+    let thread = std::thread::Builder::new()
+        .name(name.into())
+        .spawn(move || *result.lock() = Some(work()))
+        .map_err(|error| format!("no thread: {error}"))?;
+    await_all(vec![thread], Wait::MachineEnds.bound());
+    let result = done.lock().take();
+    result.ok_or_else(|| "their disk does not answer".into())
 }

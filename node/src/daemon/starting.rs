@@ -180,8 +180,8 @@ pub fn up(daemon: &Daemon, text: &str, origin: &str, from: Option<&str>) -> Answ
 enum UnclearDisks {
     /// The first host's may be half a copy.
     #[error(
-        "it is not clear whether the disks of VM '{vm}' on host '{first}' are whole: {why}; to begin with them all the same: 'dunlin up {origin} \
-         --from {first}'"
+        "it is not clear whether the disks of VM '{vm}' on host '{first}' are whole: {why}; say whose count: 'dunlin up {origin} --from {first}', or \
+         '--from' another host'"
     )]
     Torn {
         vm: String,

@@ -103,6 +103,7 @@ impl VmLoop {
         };
         let session = self.new_session();
         self.agreement.leadership.joins();
+        self.shared.reigns(Term(term), false);
         self.role = Role::Backup(BackupRole {
             session,
             tenure: Tenure::new(primary, Term(term)),

@@ -65,6 +65,11 @@ impl Holding {
         disks.map(|disk| disk.path.clone()).collect()
     }
 
+    /// None of the images is newer than that, whether or not they can be read.
+    pub fn disks_at_most(&self) -> Option<DiskStanding> {
+        self.shared.disks_at_most()
+    }
+
     /// How new the images are, a UEFI's variables the last of them. Opens them.
     pub fn disks(&self) -> Result<Vec<DiskStanding>, LookError> {
         self.shared.remains.await_none()?;

@@ -9,7 +9,8 @@ use super::remains::Remains;
 use crate::config::{Cluster, VmConfig};
 use crate::events::Events;
 use crossbeam_channel::Sender;
-use dunlin_api::{SyncFigures, VmStatus};
+use dunlin_api::{DiskStanding, SyncFigures, VmStatus};
+use dunlin_core::units::Term;
 use dunlin_fabric::link::Identity;
 use dunlin_guest::Memory;
 use parking_lot::{Mutex, MutexGuard};
@@ -67,6 +68,8 @@ pub(crate) struct Shared {
     pub(in crate::vm) fault_at: Arc<FaultAt>,
     /// The memory of the copy that a backup runs here, once it is whole.
     pub(in crate::vm) copy: Mutex<Weak<Memory>>,
+    /// How new the disks can be at most.
+    reign: Mutex<Option<DiskStanding>>,
     /// The VM has ended for good.
     pub(in crate::vm) over: AtomicBool,
     /// How often the loop has turned.
@@ -78,6 +81,21 @@ pub(crate) struct Shared {
 impl Shared {
     pub(in crate::vm) fn config(&self) -> MutexGuard<'_, Option<Arc<VmConfig>>> {
         self.config.lock()
+    }
+
+    /// From now on the disks are those of a copy in that term: told before they are.
+    pub(in crate::vm) fn reigns(&self, term: Term, primary: bool) {
+        *self.reign.lock() = Some(DiskStanding {
+            consistent: true,
+            term: term.0,
+            primary,
+            epoch: u64::MAX,
+        });
+    }
+
+    /// None of the disks here is newer than that; none, where no copy has had them since this daemon was started.
+    pub(in crate::vm) fn disks_at_most(&self) -> Option<DiskStanding> {
+        *self.reign.lock()
     }
 
     /// How often the loop has turned, as long as it is to turn.

@@ -61,6 +61,7 @@ impl VmLoop {
         match self.agreement.leadership.take_over_step(settled, term) {
             Step::Nothing => {}
             Step::Begins => {
+                self.shared.reigns(term, true);
                 let jobs = self.backup().and_then(|backup| backup.jobs.as_ref());
                 if jobs.is_none_or(|jobs| jobs.send(Word::TakeOver(term)).is_err()) {
                     self.take_over_failed("the session's thread has gone");

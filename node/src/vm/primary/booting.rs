@@ -45,6 +45,9 @@ impl VmLoop {
     pub(in crate::vm) fn start_machine(&mut self, session: u64, start: Start, mut held: Option<Taken>) {
         let (config, to_loop, term) = (self.config.clone(), self.inbox.to_loop.clone(), self.group.term());
         let (host, shared) = (self.host.clone(), self.shared.clone());
+        if matches!(start, Start::Boot) {
+            self.shared.reigns(term, true);
+        }
         self.ending.starts_under_way += 1;
         let work = move || {
             let memory = &host.held_memory;

@@ -133,6 +133,7 @@ impl VmLoop {
 
     pub(in crate::vm) fn session_connected(&mut self, id: u64, result: Result<Stream, ConnectError>) {
         let term = self.group.term();
+        self.shared.reigns(term, true);
         let to_loop = self.inbox.to_loop.clone();
         let active = self.first_rules().backup_runs();
         let (audit, staging_bytes) = (self.config.sync.audit, self.config.sync.staging_mib << 20);
