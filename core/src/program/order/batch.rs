@@ -38,6 +38,9 @@ const LOOKED_THROUGH: usize = 8;
 /// host may have had no processor for a program that is fit for batches.
 const ALONE_SHARE: u64 = 8;
 const MOST_DOUBLED: u32 = 5;
+/// For a batch that is unread it is asked for this part of the patience whether the copies are quiet. Whoever is found quiet by chance alone (several threads
+/// that take turns at waiting, of which one is watched) may have read all of it long before.
+const QUIET_SHARE: u64 = 16;
 /// Where nobody can know whether a copy is quiet it is not asked again for so long.
 const UNKNOWN_US: u64 = 1_000_000;
 
@@ -158,11 +161,15 @@ impl Gate {
             .until_us
             .get_or_insert(now_us + self.patience_us / REFUSED_SHARE);
         if now_us >= until_us {
-            self.batch.alone_until_us = now_us + ((self.patience_us / ALONE_SHARE) << self.batch.unquiet);
-            self.batch.unquiet = (self.batch.unquiet + 1).min(MOST_DOUBLED);
+            self.was_asked_in_vain(now_us);
             return false;
         }
         true
+    }
+
+    fn was_asked_in_vain(&mut self, now_us: u64) {
+        self.batch.alone_until_us = now_us + ((self.patience_us / ALONE_SHARE) << self.batch.unquiet);
+        self.batch.unquiet = (self.batch.unquiet + 1).min(MOST_DOUBLED);
     }
 
     /// A client who asks alone need not wait for a batch.
@@ -173,16 +180,20 @@ impl Gate {
     }
 
     /// Whether quiet is asked for before the sockets of the batch are: one look for all of them, which the next batch needs as well, and if it is
-    /// quiet only those are unread that the program does not want to read. Not where it is late: then it is asked what it has read.
-    pub(super) fn is_quiet_asked_first(&self, now_us: u64, until_us: u64) -> bool {
+    /// quiet only those are unread that the program does not want to read. Not for long: then it is asked what it has read.
+    pub(super) fn is_quiet_asked_first(&mut self, now_us: u64, until_us: u64) -> bool {
         let wants_batch = |input: &Input| self.is_fit(input) && self.is_worth_it(input);
         let is_followed = self.order == Order::Batch
             && self.waiting.front().is_some_and(|first| !first.is_alone)
             && self.next_input().is_some_and(wants_batch);
-        (self.waiting.len() > 1 || is_followed)
+        let helps = (self.waiting.len() > 1 || is_followed)
             && !self.batch.is_quiet
-            && now_us >= self.batch.alone_until_us
-            && now_us + self.patience_us / 2 < until_us
+            && now_us >= self.batch.alone_until_us;
+        let is_early = now_us + self.patience_us - self.patience_us / QUIET_SHARE < until_us;
+        if helps && !is_early {
+            self.was_asked_in_vain(now_us);
+        }
+        helps && is_early
     }
 }
 

@@ -1,7 +1,7 @@
 //! What goes into a batch and what goes alone, frame by frame, as the driver would play it.
 
 use crate::output::packet::{ACK, FIN, SYN};
-use crate::program::order::batch::{ALONE_SHARE, ASKED_EACH, MOST_DOUBLED, SURE};
+use crate::program::order::batch::{ALONE_SHARE, ASKED_EACH, MOST_DOUBLED, QUIET_SHARE, SURE};
 use crate::program::order::tests::{PATIENCE_US, answer, client, connected, key, socket};
 use crate::program::order::{Gate, Next, Of, Order, REFUSED_SHARE};
 
@@ -108,6 +108,45 @@ fn where_nobody_can_know_that_copies_are_quiet_or_they_are_not_for_long_inputs_g
 }
 
 #[test]
+fn a_batch_of_a_program_that_is_quiet_by_chance_alone_holds_nobody_up_for_long() {
+    let mut gate = batching(&[1, 2]);
+    let say = |gate: &mut Gate, seq: u32| {
+        for port in [1, 2] {
+            assert_eq!(gate.arrived(client(port, ACK, seq, b"b")), None);
+        }
+    };
+    say(&mut gate, 101);
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    gate.are_quiet();
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    // It has read both at once, and is never found quiet again.
+    let mut now_us = PATIENCE_US / QUIET_SHARE;
+    assert_eq!(gate.next(now_us - 1), Next::AskForQuiet);
+    let Next::Ask(questions) = gate.next(now_us) else {
+        panic!("it is asked what it has read");
+    };
+    for question in questions {
+        assert!(gate.told(&question, socket(2, 0)));
+    }
+    assert_eq!(gate.next(now_us), Next::Idle);
+    // Inputs go alone for a while, so no batch is asked about, or waited for.
+    for times in 0..3 {
+        say(&mut gate, 102 + times);
+        for _ in 0..2 {
+            assert!(matches!(gate.next(now_us), Next::Deliver(_)));
+            let received = u64::from(3 + times);
+            answer(&mut gate, now_us, &[socket(received, 0); 2], Of::Connection);
+        }
+        now_us += 1;
+    }
+    now_us += PATIENCE_US / ALONE_SHARE;
+    say(&mut gate, 105);
+    assert_eq!(gate.next(now_us), Next::AskForQuiet);
+    assert_eq!(gate.counters().impatient, 0);
+}
+
+#[test]
 fn inputs_that_are_kept_apart_wait_for_a_batch_that_is_unread_and_then_go_one_at_a_time() {
     let mut gate = batching(&[1, 2, 3, 4]);
     for port in 1..=4 {
@@ -172,7 +211,8 @@ fn who_does_not_read_in_a_batch_is_waited_for_once_and_then_goes_alone() {
         gate.told(&question, socket(2, u32::from(question.key == key(2))));
     }
     assert!(matches!(gate.next(PATIENCE_US - 1), Next::Ask(_)));
-    assert!(matches!(gate.next(PATIENCE_US), Next::AskForQuiet));
+    // What comes then goes alone for a while.
+    assert!(matches!(gate.next(PATIENCE_US), Next::Deliver(_)));
     assert_eq!(gate.counters().impatient, 1, "the second client's");
     assert!(gate.heard[&key(2)].refused && !gate.heard[&key(1)].refused);
 }
