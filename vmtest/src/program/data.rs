@@ -184,6 +184,30 @@ pub(super) fn outlive_all_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
     end(cluster)
 }
 
+/// What a program with data draws in one life it does not draw again in the next one, on the same data.
+pub(super) fn draw_anew(cluster: &mut Cluster<'_>) -> Result<()> {
+    let mut plan = Plan::redis_with_data(cluster.testbed())?;
+    plan.lines.push("chance = \"agreed\"".to_owned());
+    up(cluster, &plan)?;
+    let first = run_id(cluster)?;
+    down(cluster, "a")?;
+    up(cluster, &plan)?;
+    let second = run_id(cluster)?;
+    ensure!(first != second, "both lives have drawn {first}");
+    end(cluster)
+}
+
+/// What redis draws when it begins.
+fn run_id(cluster: &Cluster<'_>) -> Result<String> {
+    let said = match ask(cluster, &["INFO", "server"], PATIENCE)? {
+        Some(Answer::Bulk(Some(said))) => String::from_utf8(said)?,
+        other => bail!("INFO: {other:?}"),
+    };
+    let id = said.lines().find_map(|line| line.strip_prefix("run_id:"));
+    id.map(|id| id.trim().to_owned())
+        .with_context(|| format!("no run_id: {said}"))
+}
+
 /// A program that was ended on both hosts stays so, also where one of their daemons does not know it any more.
 pub(super) fn stay_ended(cluster: &mut Cluster<'_>) -> Result<()> {
     let (primary, _) = up(cluster, &Plan::redis_with_data(cluster.testbed())?)?;

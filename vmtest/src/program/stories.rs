@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(30);
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
 /// What is played in one testbed, one after the other.
-const STORIES: [Story; 38] = [
+const STORIES: [Story; 39] = [
     ("two primaries die, one after the other", guard::two_die),
     ("switchover after switchover", guard::few_joins),
     ("the primary's host dies", primary_dies),
@@ -65,6 +65,7 @@ const STORIES: [Story; 38] = [
     ("no restart after poison", restart::not_after_poison),
     ("no restart after down", restart::not_after_down),
     ("data outlive a restart", data::outlive_a_restart),
+    ("data and chance that is drawn anew", data::draw_anew),
     ("a root directory of its own", root::is_its_own),
     ("data cannot be had", data::cannot_be_had),
     (

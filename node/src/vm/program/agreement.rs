@@ -186,7 +186,7 @@ impl ProgramLoop {
             Agreed::Frames(frames) => {
                 self.inputs(index, None, frames);
             }
-            Agreed::Seed(seed) => self.own.agreed.seed = seed,
+            Agreed::Seed(seed) => self.own.agreed.seed = Some(seed),
             Agreed::Timed { frames, .. } => {
                 let time = self.agreement.state().time;
                 self.time_is_agreed(time);

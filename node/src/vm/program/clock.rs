@@ -9,7 +9,7 @@
 
 use super::state::{ProgramLoop, Running};
 use dunlin_core::agreed::{Agreed, AgreedTime, SEED_BYTES};
-use dunlin_program::chance::Drawn;
+use dunlin_program::chance::{Drawn, Seed};
 use dunlin_program::copy::Copy;
 use dunlin_program::source::Source;
 use rustix::time::{ClockId, clock_gettime};
@@ -92,9 +92,17 @@ impl ProgramLoop {
         }
     }
 
+    /// What a copy that begins here draws from; where its chance is its host's own nobody looks at it. None: nothing was agreed (invariant 2).
+    pub(super) fn first_seed(&self) -> Option<Seed> {
+        match self.program.agreed.chance {
+            true => self.own.agreed.seed,
+            false => Some(Seed::default()),
+        }
+    }
+
     /// The copy that begins here draws its chance from that.
     pub(super) fn draw(&self, copy: &mut Copy) -> Option<Arc<Source>> {
-        copy.draws(self.own.agreed.seed, &Drawn::default()).map(Arc::new)
+        copy.draws(self.first_seed()?, &Drawn::default()).map(Arc::new)
     }
 
     /// While nothing comes.

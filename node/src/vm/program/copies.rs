@@ -55,13 +55,12 @@ impl ProgramLoop {
         let now_us = self.now_us();
         self.own.restart.begins(now_us);
         let again = self.own.restart.again;
+        // What everybody knows is no chance.
+        let Some(seed) = self.first_seed() else {
+            return self.fails("nobody has said what it draws its chance from");
+        };
         let (keeper, kept) = bounded::<()>(0);
-        let (program, to_loop, marks, seed) = (
-            self.program.clone(),
-            self.inbox.to_loop.clone(),
-            self.marks(),
-            self.own.agreed.seed,
-        );
+        let (program, to_loop, marks) = (self.program.clone(), self.inbox.to_loop.clone(), self.marks());
         let work = move || {
             let image = marks.map(|marks| data::open(&program, &marks)).transpose();
             let result = image

@@ -204,7 +204,7 @@ impl ProgramLoop {
             Choice::Nobody => return Err(JudgeError::NoImage),
         };
         let entry = Agreed::Complete { set, epoch: Epoch(1) };
-        if self.propose(&entry) {
+        if self.say_first_time_and_seed() && self.propose(&entry) {
             self.own.begun_in = Some(term);
         }
         Ok(())

@@ -167,7 +167,8 @@ pub struct Own {
 pub struct TimeAndChance {
     pub(super) clock: Clock,
     pub(super) pace: Pace,
-    pub(super) seed: Seed,
+    /// The newest one that was agreed.
+    pub(super) seed: Option<Seed>,
 }
 
 /// The other copy, and how it comes about.
