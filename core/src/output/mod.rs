@@ -154,7 +154,8 @@ impl Output {
         self.gate.restart_at(epoch);
     }
 
-    /// From the line that is drawn next on, the backup's words count. For a primary, before the last sync of a join.
+    /// From the line that is drawn next on, the backup's words count. For a primary, before the last sync of a join; a program's, before
+    /// its memory and its data go ahead.
     pub fn compare_from(&mut self, epoch: Epoch) {
         self.comparison = Some(Comparison {
             comparer: Comparer::new(COMPARED),
@@ -279,6 +280,7 @@ impl Output {
             return Some(Next::BySync(leaving));
         }
         if self.gate.voice() != Voice::Protected {
+            self.keep_nothing_that_left();
             return None;
         }
         let comparer = &mut self.comparison.as_mut()?.comparer;

@@ -4,9 +4,21 @@
 
 use super::Output;
 use super::compare::{Comparer, Verdict};
+use super::gate::Voice;
 use crate::watchdog::Flow;
 
 impl Output {
+    /// Who speaks alone waits for nobody's word. So while a copy is on its way, for which words are compared, what has left is kept no more: that
+    /// may take hours, and is as much as the VM says.
+    pub(super) fn keep_nothing_that_left(&mut self) {
+        if self.gate.voice() == Voice::Alone
+            && self.gate.held_frames() == 0
+            && let Some(comparison) = self.comparison.as_mut().filter(|comparison| !comparison.line)
+        {
+            comparison.comparer.all_has_left();
+        }
+    }
+
     /// Whether output waits for a sync.
     #[must_use]
     pub fn waits(&self) -> bool {
@@ -62,7 +74,6 @@ impl Output {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::gate::Voice;
     use crate::output::packet::ACK;
     use crate::output::packet::testing::Seg;
     use crate::units::Epoch;
@@ -108,6 +119,34 @@ mod tests {
         assert_eq!(hears(ack(3000, &[(4000, 5000)]), since_us + step_us), None);
         let stall = hears(ack(3000, &[(4000, 4500)]), since_us + step_us + 1);
         assert_eq!(stall.map(|stall| stall.wait), Some(Wait::OutputLeaves));
+    }
+
+    #[test]
+    fn what_has_left_while_a_copy_is_on_its_way_is_kept_nowhere_and_is_known_as_told() {
+        let mut output = Output::new(Voice::Alone, Epoch(1));
+        output.compare_from(Epoch(1));
+        let answer = |n: u32| Seg::from_vm(ACK, 500 + 6 * n, 9000).with(b"answer").frame();
+        let kept = |output: &Output| {
+            let comparer = &output.comparison.as_ref().expect("it compares").comparer;
+            (comparer.verdict(), comparer.peek_matched().is_none())
+        };
+        for n in 0..1000 {
+            output.said(answer(n), 0);
+            // A repetition is free, and kept no longer.
+            output.said(answer(n / 2), 0);
+            assert_eq!(std::iter::from_fn(|| output.release(0)).count(), 2);
+            assert_eq!(kept(&output), (Verdict::Agree, true), "after {n}");
+        }
+        output.draw_line();
+        output.set_voice(Voice::Protected);
+        output.said(answer(999), 0);
+        output.said(answer(1000), 0);
+        output.line_is_covered();
+        output.backup_loaded(Epoch(1));
+        assert!(output.release(0).is_some(), "it was told before the line");
+        assert!(output.release(0).is_none(), "that is new");
+        output.backup_said(Epoch(2), vec![answer(1000)]);
+        assert!(output.release(0).is_some(), "both have said it");
     }
 
     #[test]

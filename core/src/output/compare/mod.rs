@@ -252,6 +252,12 @@ impl Comparer {
         }
     }
 
+    /// All that the primary has said so far has left, by nobody's word: it is told, and nothing of it waits.
+    pub fn all_has_left(&mut self) {
+        self.sync_acknowledged();
+        self.matched.clear();
+    }
+
     /// The backup has loaded the sync: from here on it says what a copy of the primary says.
     pub fn backup_loaded(&mut self) {
         // An acknowledgement comes before a load; frames that it would have let out are out or gone.
