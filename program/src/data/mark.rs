@@ -27,10 +27,13 @@ impl Data {
     /// What is known of the image here. None: there is no image. One without a mark is older than any with one.
     ///
     /// # Errors
-    /// Those of the file; a mark that nobody understands.
+    /// Those of the files; a mark that nobody understands.
     pub fn mark(&self) -> Result<Option<Mark>, GuardError> {
-        if !self.image.exists() {
-            return Ok(None);
+        // A disk that does not answer, or a folder that nobody may look into, is another thing than no image.
+        match fs::metadata(&self.image) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(&self.image)(error)),
         }
         let path = self.beside("mark");
         match fs::read(&path) {
@@ -92,5 +95,10 @@ mod tests {
         assert!(data.mark().expect("a mark").is_some_and(|mark| mark.torn));
         fs::write(folder.path().join("sessions.img.mark"), "half a").expect("written");
         assert!(data.mark().is_err());
+        let unseen = Data {
+            image: data.image.join("sessions.img"),
+            ..data
+        };
+        assert!(unseen.mark().is_err(), "whether it is there is not known");
     }
 }

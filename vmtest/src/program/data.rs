@@ -258,6 +258,42 @@ pub(super) fn torn_is_not_begun_from(cluster: &mut Cluster<'_>) -> Result<()> {
     end(cluster)
 }
 
+/// All hosts die, and the disk of the only one whose image is whole is not mounted when they come back: nothing is made in its place.
+pub(super) fn gone_is_waited_for(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, backup) = up(cluster, &Plan::redis_with_data(cluster.testbed())?)?;
+    cluster.kill_host(&backup)?;
+    super::stories::await_alone(cluster, &primary)?;
+    write(cluster)?;
+    die(cluster)?;
+    let home: PathBuf = cluster.testbed().node(&primary).home().to_owned();
+    let rename = |from: &str, to: &str| -> Result<()> {
+        for name in ["sessions.img", "sessions.img.mark"] {
+            std::fs::rename(
+                home.join(format!("{name}{from}")),
+                home.join(format!("{name}{to}")),
+            )?;
+        }
+        Ok(())
+    };
+    rename("", ".away")?;
+    for host in cluster.hosts().to_vec() {
+        cluster.start_host(&host)?;
+    }
+    told(
+        cluster,
+        &primary,
+        &["is not there, and the program has lived with it"],
+    )?;
+    ensure!(
+        !home.join("sessions.img").exists(),
+        "an empty image was made in its place"
+    );
+    rename(".away", "")?;
+    cluster.await_protected(NAME, PATIENCE)?;
+    is_there(cluster, 1)?;
+    end(cluster)
+}
+
 /// What is agreed was in memory alone: a person says that all copies are dead, and begins it from what is there.
 pub(super) fn outlive_what_was_agreed(cluster: &mut Cluster<'_>) -> Result<()> {
     let plan = Plan::redis_with_data(cluster.testbed())?;

@@ -76,11 +76,15 @@ const STORIES: [Story; 39] = [
 ];
 
 /// Those of data that outlive all hosts: what is agreed is on disks, too.
-const OF_DATA: [Story; 4] = [
+const OF_DATA: [Story; 5] = [
     ("data outlive two primaries", data::outlive_two_primaries),
     ("data outlive all hosts", data::outlive_all_hosts),
     ("a torn image is not begun from", data::torn_is_not_begun_from),
     ("data of a program that was ended", data::stay_ended),
+    (
+        "an image that is not there is waited for",
+        data::gone_is_waited_for,
+    ),
 ];
 
 /// Those whose parts go to other hosts.

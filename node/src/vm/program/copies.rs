@@ -62,7 +62,9 @@ impl ProgramLoop {
         let (keeper, kept) = bounded::<()>(0);
         let (program, to_loop, marks) = (self.program.clone(), self.inbox.to_loop.clone(), self.marks());
         let work = move || {
-            let image = marks.map(|marks| data::open(&program, &marks)).transpose();
+            let image = marks
+                .map(|marks| data::open(&program, &marks, !again))
+                .transpose();
             let result = image
                 .map_err(PrepareError::from)
                 .and_then(|image| prepare(&program, seed, printed(&folder.join(PRINTED), again), image));

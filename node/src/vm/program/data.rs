@@ -5,7 +5,7 @@
 //!   `save` -> with the rest of the join -> `load`; an agreed `Complete` -> `Notes::note`.
 //! * **Invariants:** 1. an image is marked as torn before it is overwritten, and as whole when the group has agreed that its copy is complete;
 //!   2. (memory) a message holds 1 MiB; 3. what is read of an image while its program stands still has a bound; 4. a note that was
-//!   made before an image was overwritten says nothing of it afterwards.
+//!   made before an image was overwritten says nothing of it afterwards; 5. where a program has lived no empty image is made for it to begin from.
 //! * **Source:** pre-copy, as in live migration (NSDI'05). **Not here:** images themselves (`dunlin_program::data`); whose image counts
 //!   (`images`).
 
@@ -52,12 +52,9 @@ const ON_DISK_WITHIN: Duration = Duration::from_secs(60);
 /// The next piece of an image, which is read while others wait for the same disk.
 pub(super) const PIECE_WITHIN: Duration = Duration::from_secs(130);
 
-/// The image for a copy that begins, marked as a newer life than all before.
-pub(super) fn open(program: &ProgramSpec, marks: &Marks) -> Result<Image, DataError> {
-    let torn = marks.read()?.is_some_and(|mark| mark.torn);
-    if torn {
-        return Err(DataError::Torn(marks.data.image.clone()));
-    }
+/// The image for a copy that begins, marked as a newer life than all before. `may_be_made`: the program never lived.
+pub(super) fn open(program: &ProgramSpec, marks: &Marks, may_be_made: bool) -> Result<Image, DataError> {
+    marks.may_begin(may_be_made)?;
     let image = marks.data.open(owner(program)?).map_err(DataError::Image)?;
     marks.change(|mark| {
         Some(Mark {
@@ -278,6 +275,20 @@ impl Marks {
         self.data.mark().map_err(DataError::Image)
     }
 
+    /// Whether a copy may begin with the image here; one that is not there is made where that may be.
+    fn may_begin(&self, may_be_made: bool) -> Result<(), DataError> {
+        match self.read()? {
+            Some(mark) if mark.torn => Err(DataError::Torn(self.data.image.clone())),
+            None if !may_be_made => Err(self.gone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The program has lived with the image, and it is not there.
+    pub(super) fn gone(&self) -> DataError {
+        DataError::Gone(self.data.image.clone())
+    }
+
     fn change(&self, change: impl FnOnce(Mark) -> Option<Mark>) -> Result<(), DataError> {
         let _alone = self.alone.lock();
         let mark = self.data.mark().map_err(DataError::Image)?.unwrap_or_default();
@@ -361,18 +372,41 @@ fn write_all(marks: &Marks, notes: &Receiver<Note>) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn an_image_counts_when_its_copy_is_complete_and_no_note_of_the_one_before_makes_it_count() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let marks = Marks {
+    fn marks(folder: &Path) -> Marks {
+        Marks {
             data: Data {
-                image: folder.path().join("sessions.img"),
+                image: folder.join("sessions.img"),
                 at: "/var/lib/redis".into(),
                 mib: 8,
             },
             alone: Arc::default(),
             images: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn what_a_program_has_lived_with_is_not_made_anew_and_half_of_an_image_is_not_begun_from() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let marks = marks(folder.path());
+        assert!(marks.may_begin(true).is_ok(), "it never lived");
+        assert!(
+            matches!(marks.may_begin(false), Err(DataError::Gone(_))),
+            "its disk is not mounted"
+        );
+        std::fs::write(&marks.data.image, []).expect("written");
+        assert!(marks.may_begin(false).is_ok());
+        let torn = Mark {
+            torn: true,
+            ..Mark::default()
         };
+        marks.change(|_| Some(torn)).expect("written");
+        assert!(matches!(marks.may_begin(true), Err(DataError::Torn(_))));
+    }
+
+    #[test]
+    fn an_image_counts_when_its_copy_is_complete_and_no_note_of_the_one_before_makes_it_count() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let marks = marks(folder.path());
         std::fs::write(&marks.data.image, []).expect("written");
         let whole = |run, index| Mark {
             run,

@@ -82,6 +82,13 @@ pub enum DataError {
     /// Nothing begins from that.
     #[error("its data: {} is half of an image: a copy of the running program was on its way here", .0.display())]
     Torn(PathBuf),
+    /// Nothing is made in its place.
+    #[error(
+        "its data: {} is not there, and the program has lived with it: mount what it is on, or bring it back. If it is lost, 'dunlin down' and \
+         'dunlin up' begin the program from the other host's image, or with nothing",
+        .0.display()
+    )]
+    Gone(PathBuf),
     /// Whose the image is to be.
     #[error(transparent)]
     Owner(#[from] CheckError),

@@ -6,7 +6,7 @@
 //!   host, which begins.
 //! * **Invariants:** 1. a host whose image may be newer is waited for; 2. a torn image is never begun from; 3. nobody begins again while a
 //!   copy may be alive: every other host that is complete by the newest log has said that it has none; 4. both hosts judge alike, and the
-//!   election makes it one.
+//!   election makes it one; 5. what a program that has lived left is waited for where it is not there: nothing is made in its place.
 //! * **Source:** as `vm::cold`. **Not here:** marks (`data`); a VM's disks (`vm::cold`).
 
 use super::clock::TooOld;
@@ -58,7 +58,7 @@ enum JudgeError {
     /// Invariant 2.
     #[error(
         "neither host's image of the program's data is a whole one: a copy was on its way when both hosts were lost. Bring one back from a \
-         backup of yours, or take away both images and their marks, then the program begins with nothing"
+         backup of yours; or take away both images and their marks, and say 'dunlin down' and 'dunlin up': then the program begins with nothing"
     )]
     NoImage,
     /// It says a new time and a new seed.
@@ -370,10 +370,15 @@ impl ProgramLoop {
             }
             return Err(JudgeError::NewerThere);
         }
+        let image = found.own?;
+        // Invariant 5.
+        if let (None, Some(marks)) = (image, self.marks()) {
+            return Err(marks.gone().into());
+        }
         let needs_other = self.other().is_some_and(|other| complete.contains(other));
         let choice = match needs_other {
-            true => self.choose(found.own?, found.others)?,
-            false => choose(found.own?, None, true),
+            true => self.choose(image, found.others)?,
+            false => choose(image, None, true),
         };
         match choice {
             Choice::Here => {
