@@ -36,7 +36,8 @@ pub(super) enum SwitchoverError {
 const BOTH_WITHIN_US: u64 = 10_000_000;
 /// A backup whose host says nothing for so long is given up: it answers heartbeats many times as often.
 const SILENCE_US: u64 = 400_000;
-/// A word of the backup's copy that a client waits for, later than this: the copy does not get on.
+/// A word of the backup's copy, or an acknowledgement, that a client waits for, later than this: the copy does not get on. A client that mends
+/// what the copy alone has lost has had several of its own time-outs by then.
 const LATE_US: u64 = 3_000_000;
 /// What the backup's copy may take to listen beyond the program's own time for that.
 const SLACK_US: u64 = 5_000_000;
@@ -304,7 +305,7 @@ impl ProgramLoop {
             return;
         }
         // What was said while a copy was on its way waits for its word since it runs.
-        let waited_us = self.net.output.waited_for_word_us(now_us);
+        let waited_us = self.net.output.waited_for_backup_us(now_us);
         if waited_us.min(now_us - self.backup.followed_us) > LATE_US {
             if self.backup.dropping != Some(self.group.term()) {
                 let who = self.told_who_waits();
