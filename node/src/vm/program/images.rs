@@ -105,6 +105,20 @@ fn choose(here: Option<Mark>, there: Option<Mark>, first: bool) -> Choice {
     }
 }
 
+/// Who was complete, by the newest log of this host and of those that have said what theirs is.
+fn complete_by_the_newest(own: &Standing, said: &[(ReplicaId, &Standing)]) -> ReplicaSet {
+    let all = said.iter().map(|(_, standing)| *standing).chain([own]);
+    let newest = all.map(|standing| (standing.last, standing.complete)).max();
+    ReplicaSet(newest.map_or(0, |(_, complete)| complete))
+}
+
+/// Whose copy has ended, and is not to be begun again. One that was not complete any more has no say: it may have failed long ago.
+fn ended_for_good(complete: ReplicaSet, said: &[(ReplicaId, &Standing)]) -> Option<ReplicaId> {
+    let mut said = said.iter();
+    said.find(|(id, standing)| complete.contains(*id) && standing.ended && !standing.begins_again)
+        .map(|(id, _)| *id)
+}
+
 /// As hosts tell each other of it.
 pub(super) fn told(mark: Option<Mark>) -> Vec<DiskStanding> {
     let standing = |mark: Mark| DiskStanding {
@@ -348,22 +362,21 @@ impl ProgramLoop {
         if let Some(why) = self.waits_for_an_upgrade() {
             return Err(why.into());
         }
-        let mut newest = (own.last, own.complete);
-        for (id, said) in &found.others {
-            let Ok(standing) = said else { continue };
-            // Invariant 3.
-            if standing.alive || standing.led {
-                return Ok(());
-            }
-            if standing.ended && !standing.begins_again {
-                return Err(JudgeError::EndedThere {
-                    host: self.config.host_name(*id).to_owned(),
-                    name: self.config.name.clone(),
-                });
-            }
-            newest = newest.max((standing.last, standing.complete));
+        let said = found.others.iter();
+        let said: Vec<_> = said
+            .filter_map(|(id, said)| Some((*id, said.as_ref().ok()?)))
+            .collect();
+        // Invariant 3.
+        if said.iter().any(|(_, standing)| standing.alive || standing.led) {
+            return Ok(());
         }
-        let complete = ReplicaSet(newest.1);
+        let complete = complete_by_the_newest(&own, &said);
+        if let Some(id) = ended_for_good(complete, &said) {
+            return Err(JudgeError::EndedThere {
+                host: self.config.host_name(id).to_owned(),
+                name: self.config.name.clone(),
+            });
+        }
         if !complete.contains(self.me) {
             if self.own.notes.is_none() {
                 return Ok(());
@@ -472,6 +485,32 @@ mod tests {
             assert_eq!(choose(there, here, false), mirrored, "{here:?} {there:?}");
             assert_eq!(choose(here, there, true), expected, "{here:?} {there:?}");
         }
+    }
+
+    #[test]
+    fn a_copy_that_has_ended_for_good_has_a_say_only_where_it_was_complete() {
+        let (a, b) = (ReplicaId(0), ReplicaId(1));
+        let standing = |index, complete: ReplicaSet| Standing {
+            last: (3, index),
+            complete: complete.0,
+            ended: true,
+            ..Standing::default()
+        };
+        let (both, alone) = (ReplicaSet::one(a).with(b), ReplicaSet::one(a));
+        // The one there has failed, and was dropped since.
+        let (own, there) = (standing(90, alone), standing(70, both));
+        let said = [(b, &there)];
+        assert_eq!(complete_by_the_newest(&own, &said), alone);
+        assert_eq!(ended_for_good(alone, &said), None);
+        // It has the newer log.
+        let own = standing(50, alone);
+        assert_eq!(complete_by_the_newest(&own, &said), both);
+        assert_eq!(ended_for_good(both, &said), Some(b));
+        let again = Standing {
+            begins_again: true,
+            ..there.clone()
+        };
+        assert_eq!(ended_for_good(both, &[(b, &again)]), None);
     }
 
     #[test]
