@@ -266,7 +266,8 @@ impl ProgramLoop {
     fn fails_by(&mut self, end: End, why: &str) {
         let plan = self.plan_restart(end);
         self.event(EventKind::ProgramEnded, format!("{why}{plan}"));
-        self.own.last_inputs.ended();
+        let now_us = self.now_us();
+        self.own.last_inputs.ended(now_us);
         self.shown.failure = Some(why.to_owned());
         let talker = self
             .backup

@@ -149,7 +149,8 @@ impl ProgramLoop {
     }
 
     fn deliver(&mut self, frame: &Frame) {
-        self.own.last_inputs.given(frame);
+        let now_us = self.now_us();
+        self.own.last_inputs.given(frame, now_us);
         let frame = self.net.output.heard(frame);
         let Some(running) = &self.own.running else { return };
         match running.copy.card().write(&frame.bytes) {

@@ -16,7 +16,7 @@ use dunlin_core::output::packet::{Direction, Parsed, parse};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// A program may have been given a further input or two before its end was seen.
@@ -25,18 +25,18 @@ const KEPT: usize = 4;
 const ASKS: usize = 20;
 const BETWEEN: Duration = Duration::from_millis(500);
 const WITHIN: Duration = Duration::from_secs(2);
-/// An end that comes so long after the last input is not that one's: a program that ends by its own clock, or by what it has filled.
-const BY_INPUT: Duration = Duration::from_secs(5);
+/// An end that comes so long after an input is not that one's: a program that ends by its own clock, or by what it has filled.
+const BY_INPUT_US: u64 = 5_000_000;
 
 /// The last inputs that a copy was given, as they were agreed: so they are the same on both hosts.
 #[derive(Default)]
 pub(super) struct LastInputs {
-    kept: VecDeque<Frame>,
-    given: Option<Instant>,
+    /// Each with when it was given.
+    kept: VecDeque<(Frame, u64)>,
 }
 
 impl LastInputs {
-    pub(super) fn given(&mut self, frame: &Frame) {
+    pub(super) fn given(&mut self, frame: &Frame, now_us: u64) {
         let payload = match parse(frame, Direction::ToVm) {
             Parsed::Tcp(segment) => segment.payload,
             Parsed::Datagram(datagram) => datagram.payload,
@@ -46,21 +46,23 @@ impl LastInputs {
             if self.kept.len() == KEPT {
                 self.kept.pop_front();
             }
-            self.kept.push_back(frame.clone());
-            self.given = Some(Instant::now());
+            self.kept.push_back((frame.clone(), now_us));
         }
     }
 
     /// The copy has ended: what it was given long ago did not do that.
-    pub(super) fn ended(&mut self) {
-        if self.given.is_some_and(|given| given.elapsed() > BY_INPUT) {
-            self.kept.clear();
-        }
+    pub(super) fn ended(&mut self, now_us: u64) {
+        self.kept
+            .retain(|(_, given_us)| now_us.saturating_sub(*given_us) <= BY_INPUT_US);
     }
 
     /// Newest first, a line each.
     pub(super) fn lines(&self) -> Vec<String> {
-        self.kept.iter().rev().filter_map(line).collect()
+        self.kept
+            .iter()
+            .rev()
+            .filter_map(|(frame, _)| line(frame))
+            .collect()
     }
 }
 
@@ -142,8 +144,8 @@ mod tests {
     #[test]
     fn what_is_told_of_an_input_is_not_what_it_said() {
         let mut inputs = LastInputs::default();
-        inputs.given(&datagram(b"AUTH hunter2"));
-        inputs.given(&datagram(b"AUTH hunter3"));
+        inputs.given(&datagram(b"AUTH hunter2"), 0);
+        inputs.given(&datagram(b"AUTH hunter3"), 0);
         let lines = inputs.lines();
         assert!(
             lines[0].starts_with("12 bytes from 10.0.0.9:40000, hash "),
@@ -156,7 +158,19 @@ mod tests {
         );
         assert_ne!(lines[0], lines[1], "another input is told from it");
         let mut other = LastInputs::default();
-        other.given(&datagram(b"AUTH hunter3"));
+        other.given(&datagram(b"AUTH hunter3"), 0);
         assert_eq!(other.lines()[0], lines[0], "the other host knows it again");
+    }
+
+    #[test]
+    fn an_input_of_long_ago_ends_nothing_whatever_came_after_it() {
+        const SECOND_US: u64 = 1_000_000;
+        let mut inputs = LastInputs::default();
+        for (payload, second) in [(b"one", 0), (b"two", 60), (b"six", 119)] {
+            inputs.given(&datagram(payload), second * SECOND_US);
+        }
+        let newest = inputs.lines()[0].clone();
+        inputs.ended(120 * SECOND_US);
+        assert_eq!(inputs.lines(), [newest]);
     }
 }
