@@ -29,8 +29,10 @@ use dunlin_program::sockets;
 use dunlin_program::visit::{Order, Rooms};
 use std::sync::Arc;
 
-/// The epoch of all that a program says. The one before it is what both copies are when they begin: nothing.
-const ONLY_EPOCH: Epoch = Epoch(2);
+/// What both copies are when they begin: nothing.
+const BEFORE: Epoch = Epoch(1);
+/// The epoch of all that a program says.
+const ONLY_EPOCH: Epoch = Epoch(BEFORE.0 + 1);
 
 impl ProgramLoop {
     /// The group has agreed that both copies begin.
@@ -42,9 +44,9 @@ impl ProgramLoop {
             Role::Backup
         };
         self.net.output = match (self.role, is_backed) {
-            (Role::Primary, true) => compared(self.config.memory.outbound_bytes()),
-            (Role::Primary, false) => Output::new(Voice::Alone, ONLY_EPOCH),
-            _ => Output::new(Voice::Backup, ONLY_EPOCH),
+            (Role::Primary, true) => compared(self.new_output(Voice::Protected, BEFORE)),
+            (Role::Primary, false) => self.new_output(Voice::Alone, ONLY_EPOCH),
+            _ => self.new_output(Voice::Backup, ONLY_EPOCH),
         };
         let folder = self.folder();
         if let Err(why) = note_that_it_ran(&folder) {
@@ -306,17 +308,20 @@ impl ProgramLoop {
         self.own.backlog = Backlog::default();
         self.backup.session = None;
         self.backup.ready = false;
-        self.net.output = Output::new(Voice::Shut, ONLY_EPOCH);
+        self.net.output = self.new_output(Voice::Shut, ONLY_EPOCH);
+    }
+
+    /// What a copy here says from now on.
+    pub(super) fn new_output(&self, voice: Voice, epoch: Epoch) -> Output {
+        Output::new(voice, epoch).with_budget(self.config.memory.outbound_bytes())
     }
 }
 
 /// The output of a primary whose backup begins with it, and so is what it is.
-fn compared(budget_bytes: usize) -> Output {
-    let before = Epoch(ONLY_EPOCH.0 - 1);
-    let mut output = Output::new(Voice::Protected, before).with_budget(budget_bytes);
-    output.compare_from(before);
+fn compared(mut output: Output) -> Output {
+    output.compare_from(BEFORE);
     output.draw_line();
-    output.acknowledged(before);
-    output.backup_loaded(before);
+    output.acknowledged(BEFORE);
+    output.backup_loaded(BEFORE);
     output
 }

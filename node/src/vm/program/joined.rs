@@ -20,7 +20,6 @@ use crate::vm::session::talker::Talker;
 use crossbeam_channel::bounded;
 use dunlin_api::EventKind;
 use dunlin_core::agreed::{AgreedTime, Frame, Life};
-use dunlin_core::output::Output;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::output::rewriter::TableError;
 use dunlin_core::program::order::{Gate, Order};
@@ -200,7 +199,7 @@ impl ProgramLoop {
             1,
             self.program.reading.patience.as_micros() as u64,
         );
-        let mut output = Output::new(Voice::Backup, brought.epoch);
+        let mut output = self.new_output(Voice::Backup, brought.epoch);
         let adopt = || -> Result<(), AdoptError> {
             gate.load(brought.order)?;
             output.applied(brought.epoch, &brought.connections)?;

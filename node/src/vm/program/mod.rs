@@ -145,7 +145,7 @@ impl ProgramLoop {
                 door: None,
                 announcer: Announcer::new(program.card.mac),
                 announcements: Announcements::default(),
-                output: Output::new(Voice::Shut, Epoch(1)),
+                output: Output::new(Voice::Shut, Epoch(1)).with_budget(config.memory.outbound_bytes()),
                 compared: Compared::default(),
                 frames_in: 0,
                 frames_out: 0,
