@@ -32,7 +32,7 @@ use crate::agreed::Frame;
 use crate::sync::change_over::Tally;
 use crate::units::Epoch;
 use answers::{Answers, Percentiles};
-use compare::{Comparer, Counters, Limits, Matched, Place, Verdict};
+use compare::{Comparer, Counters, Difference, Limits, Matched, Place, Verdict};
 use gate::{Gate, Leaving, Voice, cost};
 use packet::FlowKey;
 use retransmit::RetransmitBuffer;
@@ -318,9 +318,17 @@ impl Output {
     /// Whether the backup said something else, or cannot be compared any more.
     #[must_use]
     pub fn differs(&self) -> bool {
-        let differs =
-            |comparison: &Comparison| matches!(comparison.comparer.verdict(), Verdict::Differs { .. });
-        self.blind || self.comparison.as_ref().is_some_and(differs)
+        self.difference().is_some()
+    }
+
+    /// Which of these it is.
+    #[must_use]
+    pub fn difference(&self) -> Option<Difference> {
+        let comparison = self.comparison.as_ref();
+        match comparison.map(|comparison| comparison.comparer.verdict()) {
+            Some(Verdict::Differs { why }) => Some(why),
+            _ => self.blind.then_some(Difference::Full),
+        }
     }
 
     /// Where the first difference is, if it is in what was said on some flow.
@@ -514,7 +522,7 @@ mod tests {
         assert_eq!(output.held().2, 2);
         // The same leader again, and the backup still follows.
         output.set_voice(Voice::Protected);
-        assert!(output.differs(), "it has to be synced");
+        assert_eq!(output.difference(), Some(Difference::Full), "it has to be synced");
         for n in 0..5 {
             output.said(segment(103 + 3 * n, b"xyz"), 0);
             output.backup_said(Epoch(2), vec![segment(103 + 3 * n, b"uvw")]);
@@ -551,7 +559,8 @@ mod tests {
         output.acknowledged(Epoch(2));
         assert!(!output.differs());
         output.backup_loaded(Epoch(2));
-        assert!(output.differs(), "what it said then is not known");
+        let lost = "what it said then is not known";
+        assert_eq!(output.difference(), Some(Difference::Full), "{lost}");
         assert!(output.compared().0 < EARLY_BYTES, "it is kept twice");
     }
 

@@ -294,13 +294,18 @@ impl ProgramLoop {
         if now_us.saturating_sub(heard_us) > SILENCE_US {
             return self.backup_is_lost("its host is silent");
         }
-        if self.net.output.differs() {
+        if let Some(difference) = self.net.output.difference() {
             // Told once: the group may take a while to agree.
             if self.backup.dropping != Some(self.group.term()) {
                 self.net.compared.saw(self.net.output.counters());
-                let why = self.tell_difference();
-                self.backup_is_lost(&why);
-                self.second_copy_did_not_match(Mismatch::Differed);
+                match Mismatch::by(difference) {
+                    Some(mismatch) => {
+                        let why = self.tell_difference();
+                        self.backup_is_lost(&why);
+                        self.second_copy_did_not_match(mismatch);
+                    }
+                    None => self.backup_is_lost("not all that the two copies said found room to be compared"),
+                }
             }
             return;
         }

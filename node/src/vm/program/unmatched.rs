@@ -10,6 +10,7 @@
 use super::state::ProgramLoop;
 use crate::config::ProgramSpec;
 use dunlin_api::EventKind;
+use dunlin_core::output::compare::Difference;
 use dunlin_core::program::order::Order;
 use std::collections::VecDeque;
 
@@ -25,6 +26,18 @@ pub(super) enum Mismatch {
     Differed,
     /// It has not said in time what the other one has.
     Late,
+}
+
+impl Mismatch {
+    /// None: it was not compared, which says nothing of the copies.
+    pub(super) fn by(difference: Difference) -> Option<Self> {
+        match difference {
+            Difference::Bytes | Difference::Flags | Difference::Datagram | Difference::NotUnderstood => {
+                Some(Self::Differed)
+            }
+            Difference::Full => None,
+        }
+    }
 }
 
 /// The last drops of this program's second copies, while this host was the primary.
@@ -155,6 +168,12 @@ mod tests {
         );
         assert_eq!(drops.add(41 * MINUTE_US, Mismatch::Late), None);
         assert_eq!(drops.add(42 * MINUTE_US, Mismatch::Late), Some(0));
+    }
+
+    #[test]
+    fn what_found_no_room_to_be_compared_is_no_mismatch() {
+        assert_eq!(Mismatch::by(Difference::Full), None);
+        assert_eq!(Mismatch::by(Difference::Bytes), Some(Mismatch::Differed));
     }
 
     #[test]
