@@ -1,6 +1,7 @@
 //! Agreed inputs that a copy gets before any other: those that were agreed while it was on its way here.
 //!
-//! Invariant: it holds so many bytes at most. What finds no room is lost, as on any wire, and TCP sends it again.
+//! Invariant: it holds so many bytes at most. What finds no room is lost, as on any wire: TCP sends it again, and of
+//! what nobody sends again the primary is told (`frames`).
 //! Not here: when a copy gets the next one (`frames`).
 
 use dunlin_core::agreed::{AgreedTime, Frame};
@@ -33,11 +34,14 @@ impl Backlog {
         self.inputs.is_empty()
     }
 
-    pub(super) fn push(&mut self, input: Input) {
-        if self.bytes + input.weight() <= BACKLOG_BYTES {
-            self.bytes += input.weight();
-            self.inputs.push_back(input);
+    /// What finds no room is given back.
+    pub(super) fn push(&mut self, input: Input) -> Option<Input> {
+        if self.bytes + input.weight() > BACKLOG_BYTES {
+            return Some(input);
         }
+        self.bytes += input.weight();
+        self.inputs.push_back(input);
+        None
     }
 
     pub(super) fn pop(&mut self) -> Option<Input> {
@@ -60,7 +64,10 @@ impl Input {
 impl FromIterator<Input> for Backlog {
     fn from_iter<T: IntoIterator<Item = Input>>(inputs: T) -> Self {
         let mut backlog = Self::default();
-        inputs.into_iter().for_each(|input| backlog.push(input));
+        for input in inputs {
+            // It is half of what the backlog takes (`joined`).
+            backlog.push(input);
+        }
         backlog
     }
 }
@@ -85,7 +92,8 @@ mod tests {
         assert_eq!(backlog.len(), 127, "a MiB each, and what keeping it costs");
         assert!(backlog.bytes <= BACKLOG_BYTES);
         assert_eq!(backlog.pop().map(number), Some(0));
-        backlog.push(frame(200));
+        assert!(backlog.push(frame(200)).is_none(), "there is room again");
+        assert_eq!(backlog.push(frame(201)).map(number), Some(201), "and no more");
         let rest: Vec<_> = std::iter::from_fn(|| backlog.pop()).map(number).collect();
         assert_eq!((rest.len(), rest.last()), (127, Some(&200)));
         assert_eq!(backlog.bytes, 0);

@@ -2,7 +2,8 @@
 //!
 //! Invariants: 1. only a leader, as of an entry of its own term, takes inputs and releases outputs; 2. each copy gets the next input
 //! when it has read the last one, or after its patience; 3. (memory) inputs that wait for a copy here stop the network at
-//! [`MOST_WAITING_BYTES`] on the primary; what its backup has beyond core's own bound is lost to it alone, and found as a difference.
+//! [`MOST_WAITING_BYTES`] on the primary; what its backup has beyond core's own bound is lost to it alone. TCP sends that again; a copy
+//! that has missed what nobody sends again is given up: where the program answers nothing to that, no difference would ever tell.
 //!
 //! Not here: what may leave and when (core's `output`), the order itself (core's `program::order`).
 
@@ -45,7 +46,24 @@ const LOOK_AGAIN_US: (u64, u64) = (20, 500);
 /// Inputs that were not read in time are told of once in this time.
 const QUIET_US: u64 = 60_000_000;
 
+/// Why the primary drops a backup.
+const MISSED: &str =
+    "its copy has missed inputs that nobody sends again: more waited for it than its host keeps";
+
+/// Whether nobody sends it again where it is lost.
+fn comes_once(frame: &Frame) -> bool {
+    matches!(
+        parse(frame, Direction::ToVm),
+        Parsed::Datagram(_) | Parsed::Piece(_)
+    )
+}
+
 impl Running {
+    /// Whether it is lost: more than that must not wait.
+    fn loses(&self, frame: &Frame) -> bool {
+        self.gate.waiting_bytes() + frame.bytes.len() > self.gate.most_waiting_bytes()
+    }
+
     /// Something waits for the program to have read what it got, and it has answered all of that: it most likely has.
     fn is_worth_a_look(&self) -> bool {
         self.gate.has_more() && self.gate.owed() == 0
@@ -118,9 +136,28 @@ impl ProgramLoop {
 
     /// An agreed input, in log order.
     pub(super) fn input(&mut self, input: Input) {
-        match self.own.backlog.is_empty() {
-            true => self.input_now(input),
-            false => self.own.backlog.push(input),
+        if self.own.backlog.is_empty() {
+            return self.input_now(input);
+        }
+        if let Some(Input::Frame(frame)) = self.own.backlog.push(input)
+            && comes_once(&frame)
+        {
+            self.has_missed();
+        }
+    }
+
+    /// The copy here goes on, in case that the primary dies now; it counts as complete until the group has agreed that it does not.
+    fn has_missed(&mut self) {
+        if self.role != Role::Backup {
+            return;
+        }
+        let Some(session) = self.backup.session.take() else {
+            return;
+        };
+        if let Some(talker) = &session.talker {
+            talker.say(SyncMessage::Refused {
+                why: MISSED.to_owned(),
+            });
         }
     }
 
@@ -143,8 +180,15 @@ impl ProgramLoop {
             Input::Frame(frame) => frame,
         };
         self.net.frames_in += 1;
-        if let Some(frame) = running.gate.arrived(frame) {
+        let lost = running.gate.counters().lost;
+        let may_miss = running.loses(&frame) && comes_once(&frame);
+        let passes = running.gate.arrived(frame);
+        let misses = may_miss && running.gate.counters().lost > lost;
+        if let Some(frame) = passes {
             self.deliver(&frame);
+        }
+        if misses {
+            self.has_missed();
         }
     }
 
