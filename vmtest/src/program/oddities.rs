@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::stories::await_alone;
 use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, down, server, up};
-use crate::client::{Answer, Connection, Counter, CounterSpec};
+use crate::client::{Answer, Connection, Counter, CounterSpec, Upload};
 use crate::cluster::{Cluster, Event};
 use crate::demo::service;
 
@@ -270,6 +270,28 @@ pub(super) fn fills_its_memory(cluster: &mut Cluster<'_>) -> Result<()> {
     ensure!(fits == Some(Answer::Integer(8)), "{fits:?}");
     ask(cluster, &["EAT", "512"], Duration::from_secs(5))?;
     failed_on_both(cluster, &format!("memory_mib = {MEMORY_MIB}"))?;
+    down(cluster, &primary)
+}
+
+/// A second copy that stands still while a client uploads acknowledges nothing, and owes no answer yet: it is late all the same.
+pub(super) fn stands_still_in_an_upload(cluster: &mut Cluster<'_>) -> Result<()> {
+    let (primary, backup) = up(cluster, &Plan::redis(cluster.testbed())?)?;
+    let stop = ["exec", "--quiet", NAME, "--", "sh", "-c", "kill -STOP 2"];
+    cluster.dunlin(&backup, &stop)?;
+    let client = cluster.testbed().node("client").spawn("upload", || {
+        let mut upload = Upload::open(service(), PATIENCE)?;
+        upload.put()?;
+        upload.check()
+    })?;
+    client
+        .join()
+        .map_err(|_| anyhow::anyhow!("the client panicked"))???;
+    told(
+        cluster,
+        &primary,
+        &["is dropped as the backup", "has not said within 3 s"],
+    )?;
+    cluster.await_protected(NAME, PATIENCE)?;
     down(cluster, &primary)
 }
 

@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(30);
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
 /// What is played in one testbed, one after the other.
-const STORIES: [Story; 39] = [
+const STORIES: [Story; 40] = [
     ("two primaries die, one after the other", guard::two_die),
     ("switchover after switchover", guard::few_joins),
     ("the primary's host dies", primary_dies),
@@ -59,6 +59,10 @@ const STORIES: [Story; 39] = [
     ("an input that crashes both copies", oddities::crashes_by_an_input),
     ("a program that fills its memory", oddities::fills_its_memory),
     ("a new copy is limited as well", oddities::a_new_copy_is_limited),
+    (
+        "a second copy that stands still in an upload",
+        oddities::stands_still_in_an_upload,
+    ),
     ("commands beside a program", oddities::visitors),
     ("what it prints is followed", oddities::follows_logs),
     ("a restart by each policy", restart::each_policy),
