@@ -279,11 +279,11 @@ pub(super) fn gone_is_waited_for(cluster: &mut Cluster<'_>) -> Result<()> {
     for host in cluster.hosts().to_vec() {
         cluster.start_host(&host)?;
     }
-    told(
-        cluster,
-        &primary,
-        &["is not there, and the program has lived with it"],
-    )?;
+    cluster.await_status("the host tells that its image is gone", PATIENCE, |_| {
+        let events = cluster.events(&primary).ok()?;
+        let tells = |text: &str| text.contains("is not there, and the program has lived with it");
+        events.iter().any(|event| tells(&event.text)).then_some(())
+    })?;
     ensure!(
         !home.join("sessions.img").exists(),
         "an empty image was made in its place"
