@@ -2,6 +2,8 @@
 //!
 //! Numbers are counted from each stream's first byte: the VM's from 1001, the client's from 5001.
 
+#[path = "speculation_model/again.rs"]
+mod again;
 #[path = "speculation_model/bounds.rs"]
 mod bounds;
 #[allow(dead_code, reason = "the random conversations use all of it")]

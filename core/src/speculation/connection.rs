@@ -306,6 +306,11 @@ impl Connection {
         self.bytes.len()
     }
 
+    /// Whether it is known only so that late words are understood.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Held { ended: true } | Phase::ResetByPeer)
+    }
+
     /// Whether there is a shadow socket.
     pub(super) fn has_socket(&self) -> bool {
         self.phase == Phase::Speculative && self.socket

@@ -129,17 +129,19 @@ impl Speculation {
         };
         let flow = Flow::of(&segment.key);
         if segment.syn() {
+            self.opens_anew(now_us, flow, &segment, out);
             self.heard_syn(flow, &frame, &segment, true);
             out.push(Action::Hold(frame));
             return;
         }
-        if !self.is_known(&flow, &segment.key) {
-            if !self.begins(flow, &segment, true) {
-                self.ticks(&flow, &segment);
-                out.push(Action::Hold(frame));
-                return;
-            }
+        // A new handshake over an older connection's end takes its place.
+        if self.begins(flow, &segment, true) {
             self.begin(now_us, flow, None, out);
+        }
+        if !self.is_known(&flow, &segment.key) {
+            self.ticks(&flow, &segment);
+            out.push(Action::Hold(frame));
+            return;
         }
         self.with(now_us, flow, out, |connection, cx| {
             connection.vm_sent(cx, &frame, &segment)
@@ -296,6 +298,10 @@ impl Speculation {
             self.connections.remove(&flow);
             self.unmarked.remove(&flow);
             self.dirty.insert(flow);
+            // A handshake in its place may be forgotten; the backup has to hear of this end all the same.
+            if let Some(handshake) = self.handshakes.get_mut(&flow) {
+                handshake.exported = true;
+            }
         }
     }
 
@@ -308,7 +314,7 @@ impl Speculation {
     fn forget_an_ended_one(&mut self, now_us: u64, out: &mut Vec<Action>) -> bool {
         let ended = self.timers.iter().find(|(_, flow)| {
             let known = self.connections.get(flow);
-            known.is_some_and(|known| matches!(known.phase, Phase::Held { ended: true } | Phase::ResetByPeer))
+            known.is_some_and(Connection::is_over)
         });
         let silent = || {
             let silent = self

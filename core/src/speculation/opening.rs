@@ -1,7 +1,8 @@
 //! The handshakes of all connections: who opens what, and when speculation begins.
 //!
 //! Invariants: 1. a flood of SYNs takes `Limits::handshakes` places and no more, and pushes out the oldest. 2. a connection between the same ends as
-//!    an older one takes its place when its own handshake has ended, and not before: anybody can send a SYN.
+//!    an older one takes its place when its own handshake has ended, and not before: anybody can send a SYN. One that is over goes when
+//!    the VM itself begins with another number.
 //! 3. the shadow socket's clock begins behind everything that the VM has said before (`ticks`).
 //! Not here: what one SYN says (`handshake.rs`).
 
@@ -13,6 +14,16 @@ use crate::agreed::Frame;
 use crate::output::packet::Segment;
 
 impl Speculation {
+    /// A VM that begins with another number has forgotten what was over between the same ends. Whatever comes of the new connection, its
+    /// words are none of the old one's.
+    pub(super) fn opens_anew(&mut self, now_us: u64, flow: Flow, segment: &Segment, out: &mut Vec<Action>) {
+        let start = segment.seq.wrapping_add(1);
+        let forgotten = |known: &Connection| known.is_over() && known.vm_start != start;
+        if self.is_known(&flow, &segment.key) && self.connections.get(&flow).is_some_and(forgotten) {
+            self.end(now_us, flow, out);
+        }
+    }
+
     /// A SYN, or the answer to one.
     pub(super) fn heard_syn(&mut self, flow: Flow, frame: &Frame, segment: &Segment, from_vm: bool) {
         let Some(offer) = offer(frame, segment).filter(|_| !flow.is_link_local()) else {
