@@ -98,6 +98,6 @@ pub(super) fn offer(frame: &Frame, segment: &Segment) -> Option<Offer> {
 }
 
 /// The Ethernet header of `frame`, with its tags.
-pub(super) fn link_header(frame: &Frame) -> Vec<u8> {
-    frame.bytes[..write::ip_at(&frame.bytes)].to_vec()
+pub(super) fn link_header(frame: &Frame) -> &[u8] {
+    &frame.bytes[..write::ip_at(&frame.bytes)]
 }

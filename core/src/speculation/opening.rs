@@ -12,6 +12,7 @@ use super::types::Link;
 use super::{Action, Flow, Speculation};
 use crate::agreed::Frame;
 use crate::output::packet::Segment;
+use bytes::Bytes;
 
 impl Speculation {
     /// A VM that begins with another number has forgotten what was over between the same ends. Whatever comes of the new connection, its
@@ -47,7 +48,7 @@ impl Speculation {
             }
             return;
         }
-        let header = link_header(frame).into();
+        let header = Bytes::copy_from_slice(link_header(frame));
         let fits = |known: &&mut Handshake| {
             known.by_vm != from_vm
                 && segment.ack_flag()
@@ -196,7 +197,7 @@ impl Speculation {
             true => handshake.rtt_us,
             false => handshake.left_us.map(|left| now_us.saturating_sub(left)),
         };
-        let header = client.map(|(frame, _)| link_header(frame).into());
+        let header = client.map(|(frame, _)| Bytes::copy_from_slice(link_header(frame)));
         let window = client.map(|(_, segment)| segment.window);
         if let Some(connection) = Connection::begin(flow, &handshake, header, window, rtt_us.unwrap_or(1000))
         {

@@ -1,7 +1,10 @@
 //! Transcripts of ends that open a connection again, or are found elsewhere.
 
 use super::seg::*;
-use super::talk::{CLIENT, Talk, VM};
+use super::talk::{CLIENT, Talk, VM, limits};
+use dunlin_core::agreed::Frame;
+use dunlin_core::offload::Offload;
+use dunlin_core::speculation::{Action, Replica, Speculation};
 
 /// The first numbers of the connection that comes after another.
 const NEXT_VM: u32 = VM + 90_000;
@@ -93,4 +96,57 @@ fn a_backup_hears_of_the_olds_end_also_where_nothing_comes_of_the_new_one() {
     assert_eq!(talk.core.handshakes(), 0);
     talk.sync();
     assert_eq!(talk.replica.size().0, 0);
+}
+
+/// `seg` as it goes from a card to a next hop whose addresses are these.
+fn on_link(seg: &Seg, to: u8, from: u8) -> Frame {
+    let mut bytes = write(seg).bytes.to_vec();
+    bytes[..6].fill(to);
+    bytes[6..12].fill(from);
+    Frame {
+        nic: 0,
+        bytes: bytes.into(),
+    }
+}
+
+/// What a client is sent.
+fn for_client(out: &mut Vec<Action>) -> Frame {
+    match out.pop() {
+        Some(Action::ToClient(frame, _)) => frame,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// What was kept went on to a gateway that was gone, until the shadow socket gave up.
+#[test]
+fn what_is_kept_goes_where_the_vm_sends_now() {
+    let mut talk = Talk::open();
+    talk.data(0, b"abc");
+    talk.flush();
+    talk.sync();
+    talk.write();
+    let mut out = vec![];
+    let word = talk.of_vm(3, 0);
+    talk.core.vm_sent(talk.now, on_link(&word, 9, 8), &mut out);
+    assert!(out.is_empty(), "{out:?}");
+    let seg = talk.of_shadow(0, b"abc");
+    talk.core
+        .socket_sent(talk.now, &write_tun(&seg), Offload::default(), &mut out);
+    assert_eq!(for_client(&mut out).bytes[..12], on_link(&word, 9, 8).bytes[..12]);
+    // What the VM is told comes to its card of now.
+    let gap = talk.of_vm(9, 0);
+    let gap = Seg {
+        payload: b"?".to_vec(),
+        ..gap
+    };
+    talk.core.vm_sent(talk.now, on_link(&gap, 9, 8), &mut out);
+    let Some(Action::ToVm(frame)) = out.pop() else {
+        panic!("{out:?}")
+    };
+    assert_eq!(frame.bytes[..6], [8; 6]);
+    // A new primary knows it as well.
+    talk.sync();
+    let replica = std::mem::replace(&mut talk.replica, Replica::new(limits()));
+    talk.core = Speculation::take_over(limits(), replica, talk.now, &mut out);
+    assert_eq!(for_client(&mut out).bytes[..6], [9; 6]);
 }
