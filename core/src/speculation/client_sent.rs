@@ -2,8 +2,10 @@
 //!
 //! Invariants: 1. the VM hears of its own stream only what this room has decided: `ack_for_vm`, `window_for_vm`, no SACK, no ECE.
 //! 2. the shadow socket never hears of bytes that it has not sent. 3. what lies outside the VM's window teaches nothing.
-//! Source: VEE'12, 3.2; RFC 5961 for resets, 3168 for ECN: CWR answers the VM's own ECE and passes, ECE is of a stream that the
-//! shadow socket sends without ECT. Not here: checksums (looked at before).
+//! 4. what acknowledges bytes that were never sent, or that are long past, goes nowhere: for the VM the number is made anew, so that it
+//!    cannot look at it itself.
+//! Source: VEE'12, 3.2; RFC 5961 for resets and for acknowledgements, 3168 for ECN: CWR answers the VM's own ECE and passes, ECE is of
+//! a stream that the shadow socket sends without ECT. Not here: checksums (looked at before).
 
 use super::Action;
 use super::connection::{Connection, Dummy, Phase, Reset, later};
@@ -33,7 +35,10 @@ impl Connection {
         if segment.rst() {
             return self.client_reset(cx, frame, segment);
         }
-        if inside && segment.ack_flag() {
+        if inside {
+            if !segment.ack_flag() || !self.is_acceptable(segment.ack) {
+                return;
+            }
             self.acknowledged(cx, frame, segment);
         }
         if matches!(self.phase, Phase::Held { .. } | Phase::Gone) {
@@ -75,6 +80,14 @@ impl Connection {
         !before(segment.seq_end(), self.told.ack.wrapping_sub(1)) && !before(right, segment.seq)
     }
 
+    /// Whether a client can say this of the VM's stream: no more than was sent, and no less than the widest window that it can have
+    /// opened before (RFC 5961, 5.2). Whoever only guesses numbers has to guess this one, too.
+    fn is_acceptable(&self, ack: u32) -> bool {
+        let most = later(self.shadow_nxt, self.sent_before);
+        let least = self.una.wrapping_sub(self.widest(u32::MAX));
+        !before(most, ack) && !before(ack, least)
+    }
+
     fn client_reset(&mut self, cx: &mut Context<'_>, frame: &Frame, segment: &Segment) {
         // A client that knows no connection takes its number from what it was told; one that ends it, from its own stream.
         let exact = [self.told.ack, self.said.ack, self.client_nxt];
@@ -88,11 +101,10 @@ impl Connection {
         }
     }
 
-    /// The client's word about the VM's stream.
+    /// The client's word about the VM's stream, which is acceptable.
     fn acknowledged(&mut self, cx: &mut Context<'_>, frame: &Frame, segment: &Segment) {
-        let most = later(self.shadow_nxt, self.sent_before);
         let ack = segment.ack;
-        let believed = !before(ack, self.una) && !before(most, ack);
+        let believed = !before(ack, self.una);
         if believed && self.una != ack && !self.fin_acked {
             // Its end counts as one after the last byte.
             let fin = self.fin && ack == self.nxt.wrapping_add(1);
@@ -131,6 +143,7 @@ impl Connection {
 
     /// The shadow socket gets the acknowledgement, without the data beside it.
     fn tell_shadow(&mut self, cx: &mut Context<'_>, frame: &Frame, segment: &Segment) {
+        // One that was built before it was known how far the client is has not sent yet what that has.
         let ack = match before(self.shadow_nxt, segment.ack) {
             true => self.shadow_nxt,
             false => segment.ack,
