@@ -509,8 +509,14 @@ impl Connection {
             }
             self.close_socket(cx);
             self.lapse(cx, Phase::Held { ended: true });
-        } else if self.draining && all_arrived && self.released == self.nxt && self.has_socket() && !self.fin
+        } else if self.draining
+            && all_arrived
+            && self.released == self.nxt
+            && self.has_socket()
+            && !self.fin
+            && self.reset == Reset::No
         {
+            // A reset that waits for its epoch is the last word, and leaves from here.
             self.go_on_held(cx);
         }
     }

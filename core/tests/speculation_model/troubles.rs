@@ -95,6 +95,22 @@ fn after_its_end_the_vm_hears_nothing_of_a_window() {
     }
 }
 
+/// A client once heard nothing of it: the connection went on held, and nobody had the reset.
+#[test]
+fn a_vm_that_gives_up_after_an_urgent_byte_resets_its_client() {
+    let mut talk = Talk::open();
+    talk.delivered(0, b"abc");
+    let mut urgent = talk.of_vm(3, 0);
+    urgent.flags |= URG;
+    urgent.payload = b"!".to_vec();
+    talk.says(&urgent);
+    let reset = talk.seg(true, RST | ACK, VM + 4, CLIENT);
+    assert_eq!(talk.says(&reset), NOTHING);
+    let ack = talk.of_client(0, 3);
+    assert_eq!(talk.says(&ack), ["socket: ACK 0 ack 3"]);
+    assert_eq!(talk.sync(), ["client: RST|ACK 3 ack 0", "destroy"]);
+}
+
 /// While the VM is alone no cut takes what has changed.
 #[test]
 fn connections_that_come_and_go_while_the_vm_is_alone_do_not_keep_a_backup_from_joining() {
