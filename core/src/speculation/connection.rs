@@ -409,9 +409,15 @@ impl Connection {
         self.due = false;
         if matches!(self.phase, Phase::Probing { .. } | Phase::Speculative) {
             let window = self.window_for_vm(cx.limit);
-            let frame = self.for_vm(self.client_nxt, self.ack_for_vm(), ACK, window);
+            let frame = self.for_vm(self.client_place(), self.ack_for_vm(), ACK, window);
             cx.out.push(Action::ToVm(frame));
         }
+    }
+
+    /// Where the client's stream is for the VM, which may know more of it than came by here whole: fragments pass unread. What comes
+    /// from before that the VM throws away as old, with the acknowledgement in it.
+    pub(super) fn client_place(&self) -> u32 {
+        later(self.client_nxt, self.said.ack)
     }
 
     pub(super) fn for_vm(&self, seq: u32, ack: u32, flags: u8, window: u16) -> crate::agreed::Frame {
@@ -526,7 +532,7 @@ impl Connection {
         self.close_socket(cx);
         self.lapse(cx, Phase::Held { ended: false });
         self.forget_at = None;
-        let frame = self.for_vm(self.client_nxt, self.nxt, ACK, self.client_window);
+        let frame = self.for_vm(self.client_place(), self.nxt, ACK, self.client_window);
         cx.out.push(Action::ToVm(frame));
     }
 

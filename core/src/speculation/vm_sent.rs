@@ -25,7 +25,7 @@ impl Connection {
         match self.phase {
             Phase::Held { ended: true } if segment.fin() => {
                 // It has not heard that its end arrived, and the client may be gone for good.
-                let ack = self.for_vm(self.client_nxt, self.ack_for_vm(), ACK, self.client_window);
+                let ack = self.for_vm(self.client_place(), self.ack_for_vm(), ACK, self.client_window);
                 cx.out.push(Action::ToVm(ack));
                 return;
             }

@@ -111,6 +111,16 @@ fn a_vm_that_gives_up_after_an_urgent_byte_resets_its_client() {
     assert_eq!(talk.sync(), ["client: RST|ACK 3 ack 0", "destroy"]);
 }
 
+/// Fragments pass unread: what the VM says of them is all that is known.
+#[test]
+fn a_vm_that_has_more_of_its_client_than_was_seen_here_is_answered_from_there() {
+    let mut talk = Talk::open();
+    let mut answer = talk.of_vm(0, 8);
+    answer.payload = b"ok".to_vec();
+    talk.says(&answer);
+    assert_eq!(talk.flush(), ["vm: ACK 8 ack 2"]);
+}
+
 /// While the VM is alone no cut takes what has changed.
 #[test]
 fn connections_that_come_and_go_while_the_vm_is_alone_do_not_keep_a_backup_from_joining() {
