@@ -20,8 +20,8 @@ use std::collections::VecDeque;
 /// How long a connection that is over is known, so that late words are understood.
 pub(super) const LINGER_US: u64 = 120_000_000;
 
-/// How long both ends of a connection that is held as before may be silent until it is forgotten: longer than TCP's keep-alives wait.
-const HELD_US: u64 = 4 * 3_600_000_000;
+/// How long both ends of a connection for which nothing is kept may be silent until it is forgotten: longer than TCP's keep-alives wait.
+const IDLE_US: u64 = 4 * 3_600_000_000;
 /// The same where the VM has closed its end, the client has that, and does not close its own.
 const HALF_CLOSED_US: u64 = 600_000_000;
 
@@ -295,11 +295,17 @@ impl Connection {
     pub(super) fn patience_us(&self) -> Option<u64> {
         match self.phase {
             // It may live. Once it is forgotten its timestamps may go back.
-            Phase::Held { ended: false } => Some(HELD_US),
+            Phase::Held { ended: false } => Some(IDLE_US),
+            Phase::Speculative if self.is_idle() => Some(IDLE_US),
             // The client has the VM's end, and says none.
             Phase::Probing { .. } | Phase::Speculative if self.fin_acked => Some(HALF_CLOSED_US),
             _ => None,
         }
+    }
+
+    /// Whether its client has all that the VM has said. Only events change it: a cut does not.
+    fn is_idle(&self) -> bool {
+        self.una == self.nxt && !self.fin && self.reset == Reset::No
     }
 
     pub(super) fn kept(&self) -> usize {
@@ -448,8 +454,7 @@ impl Connection {
 
     /// No client any more: ETIMEDOUT, or a socket that could not be. Where nothing is kept for the client that is no end of the connection.
     pub(super) fn fail(&mut self, cx: &mut Context<'_>) {
-        let nothing_kept = self.una == self.nxt && self.released == self.nxt && !self.fin;
-        if self.speaks() && nothing_kept && self.reset == Reset::No {
+        if self.speaks() && self.is_idle() {
             self.go_on_held(cx);
         } else if matches!(self.phase, Phase::Probing { .. } | Phase::Speculative) {
             self.reset_vm(cx, self.said.ack);
@@ -462,6 +467,14 @@ impl Connection {
     pub(super) fn end(&mut self, cx: &mut Context<'_>) {
         self.close_socket(cx);
         self.phase = Phase::Gone;
+    }
+
+    /// It makes room. Where it may live the VM hears what its client takes, and has its word from now on.
+    pub(super) fn forget(&mut self, cx: &mut Context<'_>) {
+        if self.speaks() && self.is_idle() {
+            self.go_on_held(cx);
+        }
+        self.end(cx);
     }
 
     pub(super) fn drain(&mut self, _cx: &mut Context<'_>) {

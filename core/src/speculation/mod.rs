@@ -51,6 +51,8 @@ const LEAST_WINDOW_BYTES: usize = 4 << 10;
 
 /// A connection that may never end makes room for another one after this silence.
 const SILENT_US: u64 = 60_000_000;
+/// Where nobody makes room, it is not looked for again before this time: that is a look at all connections, for each new one.
+const FULL_US: u64 = 1_000_000;
 
 /// All connections of one VM.
 #[derive(Debug)]
@@ -71,6 +73,8 @@ pub struct Speculation {
     /// Whose VM has said something since the last cut.
     unmarked: BTreeSet<Flow>,
     kept_bytes: usize,
+    /// Nobody makes room before that, unless a connection ends.
+    full_until_us: u64,
     counts: Counts,
 }
 
@@ -93,6 +97,7 @@ impl Speculation {
             timers: BTreeSet::new(),
             unmarked: BTreeSet::new(),
             kept_bytes: 0,
+            full_until_us: 0,
             counts: Counts::default(),
         }
     }
@@ -287,6 +292,9 @@ impl Speculation {
             false => self.unmarked.remove(&flow),
         };
         let gone = connection.phase == Phase::Gone;
+        if connection.is_over() {
+            self.full_until_us = 0;
+        }
         if timer != connection.timer() || gone {
             timer.map(|at| self.timers.remove(&(at, flow)));
             if let Some(at) = connection.timer().filter(|_| !gone) {
@@ -312,6 +320,9 @@ impl Speculation {
     /// Makes room: a connection that is over is only known so that late words of it are understood. Then the longest silent of those that
     /// may never end.
     fn forget_an_ended_one(&mut self, now_us: u64, out: &mut Vec<Action>) -> bool {
+        if now_us < self.full_until_us {
+            return false;
+        }
         let ended = self.timers.iter().find(|(_, flow)| {
             let known = self.connections.get(flow);
             known.is_some_and(Connection::is_over)
@@ -327,9 +338,10 @@ impl Speculation {
             .map(|(_, flow)| *flow)
             .or_else(|| silent().map(|(flow, _)| *flow))
         else {
+            self.full_until_us = now_us + FULL_US;
             return false;
         };
-        self.end(now_us, flow, out);
+        self.with(now_us, flow, out, Connection::forget);
         true
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariants: 1. `deadline` is the earliest of all that waits. 2. nothing waits for ever: a probe is asked three times, a reset waits for the
 //!    client's acknowledgement ten seconds at most (one after the VM's end as long as the shadow socket does), what is over is forgotten after two minutes,
-//!    and what may never end after a long silence.
+//!    and what may never end, or has nothing to say, after a long silence.
 //! Not here: the shadow socket's own timers, which are the kernel's.
 
 use super::connection::{Connection, Dummy, LINGER_US, Phase, Reset};
@@ -107,7 +107,7 @@ impl Connection {
                 .patience_us()
                 .is_some_and(|patience| due(self.spoke_us + patience))
         {
-            self.end(cx);
+            self.forget(cx);
         }
     }
 

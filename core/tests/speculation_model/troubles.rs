@@ -178,6 +178,41 @@ fn connections_that_never_end_make_room_for_others_after_a_minutes_silence() {
     }
 }
 
+/// A guest that was rebooted knows none of its connections, and a client that is gone says nothing: their places were taken for good.
+#[test]
+fn connections_that_are_silent_make_room_too_or_are_forgotten_after_four_hours() {
+    let mut talk = Talk::new();
+    talk.core = Speculation::new(Limits {
+        connections: 2,
+        ..limits()
+    });
+    talk.opens();
+    talk.client = 4;
+    talk.opens();
+    talk.data(0, b"abc");
+    talk.flush();
+    talk.wait(61_000_000);
+    talk.client = 8;
+    talk.greet();
+    let third = talk.of_client(0, 0);
+    assert_eq!(
+        talk.says(&third),
+        [
+            "destroy",
+            "vm: ACK 0 ack 0",
+            "build at 0 mss 1460 scale Some((7, 7)) sack true",
+            "vm: ACK 0 ack 0"
+        ]
+    );
+    talk.flush();
+    // The first one's words are held as before; the second has something to get.
+    talk.client = 0;
+    assert_eq!(talk.data(0, b"bytes"), ["held: ACK 0 ack 0 \"bytes\""]);
+    assert_eq!(talk.wait(14_399_000_000), NOTHING);
+    assert_eq!(talk.wait(1_000_000), ["destroy", "vm: ACK 0 ack 0"]);
+    assert_eq!(talk.core.size(), (1, 3));
+}
+
 #[test]
 fn a_connection_that_only_its_vm_has_ended_is_forgotten_after_ten_minutes_silence() {
     let mut talk = Talk::open();
