@@ -19,6 +19,9 @@ const PROBES: u8 = 3;
 const RAISE_TICKS: u32 = 10_000;
 /// How long a safe reset waits for the client to take what was said before it.
 const RESET_US: u64 = 10_000_000;
+/// So many shadow sockets are built in one turn: each costs the kernel's time, and after a take-over all clients that do not answer are
+/// due at once.
+const MOST_BUILDS: usize = 64;
 
 impl Speculation {
     /// When `poll` is to be called next, on the clock of all calls' `now_us`.
@@ -27,10 +30,16 @@ impl Speculation {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Does what is due.
+    /// Does what is due, or a part of it: then `deadline` is still in the past.
     pub fn poll(&mut self, now_us: u64, out: &mut Vec<Action>) {
-        while let Some((_, flow)) = self.timers.first().copied().filter(|(at, _)| *at <= now_us) {
+        let mut builds = 0;
+        while builds < MOST_BUILDS
+            && let Some((_, flow)) = self.timers.first().copied().filter(|(at, _)| *at <= now_us)
+        {
+            let from = out.len();
             self.with(now_us, flow, out, Connection::fire);
+            let is_build = |action: &&Action| matches!(action, Action::Build(_));
+            builds += out[from..].iter().filter(is_build).count();
         }
     }
 

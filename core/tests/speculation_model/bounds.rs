@@ -127,3 +127,28 @@ fn late_copies_of_a_handshake_do_not_begin_it_again() {
     let third = talk.of_client(0, 0);
     assert_eq!(talk.says(&third), ["socket: ACK 0 ack 0"]);
 }
+
+/// All at once they would be a second in which a new primary does nothing else, and is taken for dead.
+#[test]
+fn after_a_take_over_sockets_are_built_a_few_in_a_turn() {
+    let mut talk = Talk::new();
+    for client in 0..1000 {
+        talk.client = client;
+        talk.opens();
+    }
+    talk.sync();
+    assert_eq!(talk.die().len(), 1000);
+    for _ in 0..2 {
+        assert_eq!(talk.wait(100_000).len(), 1000);
+    }
+    talk.now += 100_000;
+    let mut built = 0;
+    while built < 1000 {
+        assert!(talk.core.deadline().is_some_and(|at| at <= talk.now));
+        let lines = talk.wait(0);
+        assert!(lines.iter().all(|line| line.starts_with("build")), "{lines:?}");
+        assert!(!lines.is_empty() && lines.len() <= 64, "{}", lines.len());
+        built += lines.len();
+    }
+    assert_eq!(talk.wait(0), NOTHING);
+}
