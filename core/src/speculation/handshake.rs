@@ -2,10 +2,10 @@
 //!
 //! Flow: a SYN of either end -> `Handshake` -> the answer -> the opener's acknowledgement -> `Connection::begin`.
 //! Invariants: 1. what is odd is forgotten, and an end of it that nobody knows is held as before: a SYN with data (TFO), an
-//!    option that is not known here (TFO, MD5, AO, MPTCP, AccECN), a SYN of AccECN.
+//!    option that is not known here (TFO, MD5, AO, MPTCP, AccECN), a SYN of AccECN, a TTL of 255, a DSCP of the VM's.
 //! 2. a handshake in progress travels with a checkpoint: its SYN-ACK may have left, and what ends it comes to the new primary.
 //!    A prototype forgot that, and one download of thirty hung after a take-over.
-//! Source: RFC 9293, 7323, 2018, 7413 (TFO). Not here: how many there may be (`mod.rs`).
+//! Source: RFC 9293, 7323, 2018, 7413 (TFO), 5082 (TTL), 2474 (DSCP). Not here: how many there may be (`mod.rs`).
 
 use super::types::Link;
 use super::write;
@@ -59,10 +59,13 @@ impl Handshake {
 }
 
 /// What the SYN in `frame` offers; none if it is odd.
-pub(super) fn offer(frame: &Frame, segment: &Segment) -> Option<Offer> {
+pub(super) fn offer(frame: &Frame, segment: &Segment, from_vm: bool) -> Option<Offer> {
     let bytes = &frame.bytes[..];
     // AccECN asks with a flag beside the data offset.
     if !segment.payload.is_empty() || segment.fin() || bytes[segment.tcp + 12] & 1 != 0 {
+        return None;
+    }
+    if !is_plain(bytes, from_vm) {
         return None;
     }
     let mut offer = Offer {
@@ -95,6 +98,19 @@ pub(super) fn offer(frame: &Frame, segment: &Segment) -> Option<Offer> {
         rest = &rest[length..];
     }
     Some(offer)
+}
+
+/// Whether a shadow socket's packets, and those of our own, are to the network and to both ends what these are: an end that sends
+/// with the largest TTL may take nothing with a smaller one (RFC 5082), and a mark of the VM's (DSCP) asks for another treatment.
+fn is_plain(bytes: &[u8], from_vm: bool) -> bool {
+    let ip = &bytes[write::ip_at(bytes)..];
+    let (class, ttl) = match ip[0] >> 4 {
+        4 => (ip[1], ip[8]),
+        _ => (ip[0] << 4 | ip[1] >> 4, ip[7]),
+    };
+    // The lower two bits are ECN's.
+    let is_marked = from_vm && class >> 2 != 0;
+    ttl != u8::MAX && !is_marked
 }
 
 /// The Ethernet header of `frame`, with its tags.

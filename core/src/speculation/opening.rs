@@ -27,7 +27,7 @@ impl Speculation {
 
     /// A SYN, or the answer to one.
     pub(super) fn heard_syn(&mut self, flow: Flow, frame: &Frame, segment: &Segment, from_vm: bool) {
-        let Some(offer) = offer(frame, segment).filter(|_| !flow.is_link_local()) else {
+        let Some(offer) = offer(frame, segment, from_vm).filter(|_| !flow.is_link_local()) else {
             self.forget_handshake(&flow);
             self.counts.held += 1;
             return;

@@ -25,6 +25,46 @@ fn connections_between_addresses_of_a_link_are_held_as_before() {
     assert_eq!(talk.data(0, b"bytes"), ["held: ACK 0 ack 0 \"bytes\""]);
 }
 
+/// BGP's "ttl-security" takes no packet with a smaller TTL than 255, and a shadow socket sends with 64, and without marks.
+#[test]
+fn connections_with_the_largest_ttl_or_a_mark_of_the_vms_are_held_as_before() {
+    // The clients have IPv4 and IPv6; an odd byte of the VM's header, of the client's, or of none.
+    for (client, of_vm, at, byte, held) in [
+        (0, true, 8, 255, true),
+        (0, false, 8, 255, true),
+        (0, true, 1, 0xb8, true),
+        (2, true, 7, 255, true),
+        (2, true, 1, 0x80, true),
+        // ECN is another thing, and the client's marks come to nobody.
+        (0, true, 1, 0x02, false),
+        (0, false, 1, 0xb8, false),
+    ] {
+        let mut talk = Talk::new();
+        talk.client = client;
+        let mut syn = talk.seg(false, SYN, CLIENT - 1, 0);
+        syn.offer = Some(talk.offer());
+        let mut answer = talk.seg(true, SYN | ACK, VM - 1, CLIENT);
+        answer.offer = Some(talk.offer());
+        let on_the_way = |seg: &Seg| {
+            let mut frame = write(seg);
+            if seg.from_vm == of_vm {
+                let mut bytes = frame.bytes.to_vec();
+                bytes[14 + at] = byte;
+                frame.bytes = bytes.into();
+            }
+            frame
+        };
+        let mut out = vec![];
+        talk.core.client_sent(talk.now, on_the_way(&syn), &mut out);
+        talk.core.vm_sent(talk.now, on_the_way(&answer), &mut out);
+        assert_eq!(out.len(), 2);
+        let third = talk.of_client(0, 0);
+        talk.says(&third);
+        let begun = talk.core.counts().begun;
+        assert_eq!(begun == 0, held, "{client} {of_vm} {at} {byte}");
+    }
+}
+
 #[test]
 fn a_connection_whose_socket_could_not_be_built_goes_on_held() {
     let mut talk = Talk::open();
