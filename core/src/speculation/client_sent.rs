@@ -82,7 +82,7 @@ impl Connection {
 
     /// Whether a client can say this of the VM's stream: no more than was sent, and no less than the widest window that it can have
     /// opened before (RFC 5961, 5.2). Whoever only guesses numbers has to guess this one, too.
-    fn is_acceptable(&self, ack: u32) -> bool {
+    pub(super) fn is_acceptable(&self, ack: u32) -> bool {
         let most = later(self.shadow_nxt, self.sent_before);
         let least = self.una.wrapping_sub(self.widest(u32::MAX));
         !before(most, ack) && !before(ack, least)

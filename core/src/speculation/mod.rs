@@ -3,9 +3,9 @@
 //! the VM's address and numbers, and retransmits, paces and probes as Linux does.
 //!
 //! Flow: segments of the VM, of the client and of the shadow socket, and the ends of epochs, come in; `Action`s go out, in the
-//! order in which they are to be done. `vm_sent.rs`, `client_sent.rs` and `socket_sent.rs` have one way each, `epochs.rs` what a
-//! cut and its release do, `timers.rs` what waits for the clock, `state.rs` what travels with a checkpoint, `replica.rs` what a
-//! backup makes of it. A driver owns the sockets and does as it is told.
+//! order in which they are to be done. `vm_sent.rs`, `client_sent.rs` and `socket_sent.rs` have one way each, `opening.rs` and
+//! `place.rs` whose connection a segment is of, `epochs.rs` what a cut and its release do, `timers.rs` what waits for the clock, `state.rs`
+//! what travels with a checkpoint, `replica.rs` what a backup makes of it. A driver owns the sockets and does as it is told.
 //!
 //! Invariants:
 //! 1. No byte of the VM leaves before the epoch that said it is released (`released`), whatever the shadow socket sends.
@@ -23,6 +23,7 @@ mod connection;
 mod epochs;
 mod handshake;
 mod opening;
+mod place;
 mod replica;
 mod socket_sent;
 mod state;
@@ -143,7 +144,7 @@ impl Speculation {
         if self.begins(flow, &segment, true) {
             self.begin(now_us, flow, None, out);
         }
-        if !self.is_known(&flow, &segment.key) {
+        if !self.is_here(&flow, &frame, &segment, true) {
             self.ticks(&flow, &segment);
             out.push(Action::Hold(frame));
             return;
@@ -172,7 +173,7 @@ impl Speculation {
         if begins {
             self.begin(now_us, flow, Some((&frame, &segment)), out);
         }
-        if !self.is_known(&flow, &segment.key) {
+        if !self.is_here(&flow, &frame, &segment, false) {
             out.push(Action::ToVm(frame));
             return;
         }

@@ -186,6 +186,12 @@ impl Speculation {
         let Some(handshake) = self.handshakes.remove(&flow) else {
             return;
         };
+        if self.lives_elsewhere(&flow, &handshake) {
+            // Another network's, with the same addresses. There is one socket between two ends.
+            self.counts.held += 1;
+            self.dirty.insert(flow);
+            return;
+        }
         // What was there before is over for the VM, which has opened a new one between the same ends.
         self.end(now_us, flow, out);
         if self.connections.len() >= self.limits.connections && !self.forget_an_ended_one(now_us, out) {

@@ -6,13 +6,11 @@
 
 use super::Action;
 use super::connection::{Connection, Pair, Phase, Reset, Word, later};
-use super::handshake::link_header;
 use super::types::Context;
 use super::write::ECE;
 use crate::agreed::Frame;
 use crate::output::packet::{ACK, Segment, before};
 use crate::output::rewriter::rewrite::Rewriter;
-use bytes::Bytes;
 
 /// Words without data that one connection may have waiting in one epoch. More are repeated acknowledgements; 3 do.
 const MOST_WORDS: usize = 64;
@@ -69,19 +67,6 @@ impl Connection {
             return self.word(frame, segment, cx.limit);
         }
         self.data(cx, frame, segment);
-    }
-
-    /// The VM knows where both ends are on the link now: its next hop may have moved to another address, and so may its own card.
-    fn follow(&mut self, frame: &Frame) {
-        let header = link_header(frame);
-        if header == &self.link.to_peer[..] {
-            return;
-        }
-        // Behind the VM's own address, which is the second one here.
-        if let (Some(own), Some(rest)) = (header.get(6..12), self.link.to_vm.get(6..)) {
-            self.link.to_vm = [own, rest].concat().into();
-        }
-        self.link.to_peer = Bytes::copy_from_slice(header);
     }
 
     /// A segment that tells nothing new of the VM's own stream.

@@ -150,3 +150,95 @@ fn what_is_kept_goes_where_the_vm_sends_now() {
     talk.core = Speculation::take_over(limits(), replica, talk.now, &mut out);
     assert_eq!(for_client(&mut out).bytes[..6], [9; 6]);
 }
+
+/// `seg` as it comes by at this card.
+fn at_card(seg: &Seg, nic: u8) -> Frame {
+    Frame { nic, ..write(seg) }
+}
+
+/// The card by which the shadow socket's packet leaves.
+fn card_of(talk: &mut Talk, seg: &Seg) -> u8 {
+    let mut out = vec![];
+    talk.core
+        .socket_sent(talk.now, &write_tun(seg), Offload::default(), &mut out);
+    for_client(&mut out).nic
+}
+
+/// What was kept once never arrived when a guest's bond had changed its card.
+#[test]
+fn a_connection_goes_on_at_another_card_of_a_bond() {
+    for by_vm in [true, false] {
+        let mut talk = Talk::open();
+        talk.delivered(0, b"abc");
+        let again = talk.of_shadow(1, b"bc");
+        assert_eq!(card_of(&mut talk, &again), 0);
+        let mut out = vec![];
+        match by_vm {
+            true => {
+                let word = talk.of_vm(3, 0);
+                talk.core.vm_sent(talk.now, at_card(&word, 1), &mut out);
+                assert!(out.is_empty(), "{out:?}");
+            }
+            false => {
+                let ack = talk.of_client(0, 1);
+                talk.core.client_sent(talk.now, at_card(&ack, 1), &mut out);
+                assert_eq!(talk.told(out), ["socket: ACK 0 ack 1"]);
+            }
+        }
+        assert_eq!(card_of(&mut talk, &again), 1);
+    }
+}
+
+#[test]
+fn a_strangers_word_at_another_card_moves_nothing() {
+    let mut talk = Talk::open();
+    talk.delivered(0, b"abc");
+    for (at, ack) in [(1, 1), (u32::MAX, 1), (0, 4)] {
+        let word = talk.seg(false, ACK, CLIENT.wrapping_add(at), VM + ack);
+        let mut out = vec![];
+        talk.core.client_sent(talk.now, at_card(&word, 1), &mut out);
+        assert_eq!(out, [Action::ToVm(at_card(&word, 1))]);
+    }
+    let again = talk.of_shadow(0, b"abc");
+    assert_eq!(card_of(&mut talk, &again), 0);
+}
+
+/// A client of another network with the same addresses once ended the connection of the first, and what was kept for it was gone.
+#[test]
+fn a_connection_in_another_vlan_takes_nobodys_place() {
+    let mut talk = Talk::open();
+    talk.delivered(0, b"abc");
+    let tagged = |seg: &Seg| {
+        let frame = write(seg);
+        let bytes = [&frame.bytes[..12], &[0x81, 0, 0, 7][..], &frame.bytes[12..]].concat();
+        Frame {
+            nic: 0,
+            bytes: bytes.into(),
+        }
+    };
+    let mut syn = talk.seg(false, SYN, NEXT_CLIENT - 1, 0);
+    syn.offer = Some(talk.offer());
+    let mut answer = talk.seg(true, SYN | ACK, NEXT_VM - 1, NEXT_CLIENT);
+    answer.offer = Some(talk.offer());
+    let third = talk.seg(false, ACK, NEXT_CLIENT, NEXT_VM);
+    let mut out = vec![];
+    talk.core.client_sent(talk.now, tagged(&syn), &mut out);
+    talk.core.vm_sent(talk.now, tagged(&answer), &mut out);
+    talk.core.client_sent(talk.now, tagged(&third), &mut out);
+    let mut hello = talk.seg(true, ACK, NEXT_VM, NEXT_CLIENT);
+    hello.payload = b"hello".to_vec();
+    talk.core.vm_sent(talk.now, tagged(&hello), &mut out);
+    assert_eq!(
+        talk.told(out),
+        [
+            "vm: SYN 69999 ack -1001",
+            "held: SYN|ACK 89999 ack 70000",
+            "vm: ACK 70000 ack 90000",
+            "held: ACK 90000 ack 70000 \"hello\""
+        ]
+    );
+    // The first one's client has all of it yet to come.
+    assert_eq!(talk.core.size(), (1, 3));
+    let ack = talk.of_client(0, 3);
+    assert_eq!(talk.says(&ack), ["socket: ACK 0 ack 3"]);
+}
