@@ -253,6 +253,31 @@ fn connections_that_are_silent_make_room_too_or_are_forgotten_after_four_hours()
     assert_eq!(talk.core.size(), (1, 3));
 }
 
+/// Each look is one at all connections, and a client can open many.
+#[test]
+fn where_nobody_makes_room_it_is_looked_for_once_a_second() {
+    let mut talk = Talk::new();
+    talk.core = Speculation::new(Limits {
+        connections: 1,
+        ..limits()
+    });
+    talk.opens();
+    // In vain; then before a second is over.
+    for (client, wait_us) in [(4, 59_500_000), (8, 600_000)] {
+        talk.wait(wait_us);
+        talk.client = client;
+        talk.greet();
+        let third = talk.of_client(0, 0);
+        assert_eq!(talk.says(&third), ["vm: ACK 0 ack 0"], "{client}");
+    }
+    // What has ended makes room at once.
+    talk.client = 0;
+    let reset = talk.seg(false, RST, CLIENT, 0);
+    assert_eq!(talk.says(&reset).len(), 2);
+    talk.client = 12;
+    talk.opens();
+}
+
 #[test]
 fn a_connection_that_only_its_vm_has_ended_is_forgotten_after_ten_minutes_silence() {
     let mut talk = Talk::open();
