@@ -134,6 +134,7 @@ fn a_join() {
         let still = held.stop(&place).expect("it stands still");
         let unchanged = ahead.compare(&still).expect("compared");
         let dumped = held.dump();
+        let dumped = dumped.map_err(|undumped| undumped.why);
         let left = dumped.and_then(|()| guard::compose(&still, &unchanged, folder.path()));
         let saved = guard::save_written(&place, folder.path());
         let newest = guard::resume(&place, &mut |_| {}).expect("it runs on");
@@ -193,7 +194,7 @@ fn a_join() {
     }
     held.stop(&place).expect("it stands still");
     let why = held.dump().expect_err("it was killed");
-    println!("{why}");
+    println!("{}", why.why);
     drop(ahead);
     fs::remove_dir_all(folder.path().join("images")).expect("removed");
     criu.dump(&place, folder.path()).expect("a whole dump");

@@ -4,7 +4,7 @@
 //! Flow:       primary: `dump` (the program stands still) -> its files (`save_written`) -> `resume` -> `pack`. Backup: `Unpacking` ->
 //!             `restore` into a vacated copy -> `Copy::adopt`.
 //! Invariants: 1. only processes are carried: both copies' namespaces, cards and mounts are made alike, by `inside`; 2. whatever became
-//!             of a dump, `resume` lets the program run; 3. each step has a bound, and what it started is killed and collected there;
+//!             of a dump, `mend` lets its connections go on, and `resume` the program; 3. each step has a bound, and what it started is killed and collected there;
 //!             4. of what the program has written nothing runs with the host's rights (`criu`, `inside::signal`).
 //! Source:     tar(1). CRIU enters the copy's own namespaces, and takes the tree of its process 2: so it meets no namespace but System V's, no
 //!             TAP and no mount that it would have to carry.
@@ -18,13 +18,15 @@ mod family;
 pub(crate) mod layers;
 mod memory;
 mod pagemap;
+mod repair;
 mod room;
 mod stopped;
 mod tracking;
 mod whose;
 
 pub use ahead::{Ahead, Left, Still, Unchanged, compose};
-pub use criu::{Criu, Held};
+pub use criu::{Criu, Held, Undumped};
+pub use repair::mend;
 pub use room::room_for;
 pub use stopped::{stop_again, stopped};
 pub use tracking::{Untracked, tells_what_is_written};

@@ -10,6 +10,7 @@
 
 use super::bounded::{Bounded, run};
 use super::{GuardError, Place, SOON, Still, failed};
+use crate::inside::BY_SIGNAL;
 use crate::inside::stranger::Door;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -22,7 +23,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 /// What a dump or a restore may take: a gigabyte takes about a second.
@@ -31,6 +32,8 @@ const CRIU_WITHIN: Duration = Duration::from_secs(60);
 const HERE: &str = "/proc/self/fd/0";
 /// A PATH with nothing on it.
 const NOWHERE: &str = "/proc/self/fd/0/none";
+/// The greatest number of a signal.
+const LAST_SIGNAL: i32 = 64;
 const ENTERING: &str = "CRIU's way into the copy";
 /// Where it waits, beside the images.
 const GATE: &str = "gate";
@@ -93,10 +96,11 @@ impl Criu {
         door.held = door.whose.is_some();
         let is_held = door.held;
         let entering = Entering::begin(self.dumping(place, folder)?, door, ours, "dump", folder)?;
-        match is_held {
-            true => entering.hold()?.enter(),
-            false => entering.enter(),
-        }
+        let entering = match is_held {
+            true => entering.hold()?,
+            false => entering,
+        };
+        Ok(entering.enter()?)
     }
 
     /// Begins to take the processes of a copy but for their own memory, which stays in them, and holds before it looks at any. The program
@@ -150,7 +154,7 @@ impl Criu {
         let (ours, theirs) = pair()?;
         let mut door = place.door(theirs).map_err(failed(ENTERING))?;
         door.groups = groups;
-        Entering::begin(command, door, ours, "restore", folder)?.enter()
+        Ok(Entering::begin(command, door, ours, "restore", folder)?.enter()?)
     }
 
     fn command(&self, what: &str, folder: &Path) -> Result<Command, GuardError> {
@@ -201,8 +205,34 @@ impl Held {
     ///
     /// # Errors
     /// Where CRIU cannot take them; its own last words.
-    pub fn dump(self) -> Result<(), GuardError> {
+    pub fn dump(self) -> Result<(), Undumped> {
         self.0.enter()
+    }
+}
+
+/// Why CRIU has not done its work.
+#[derive(Debug)]
+pub struct Undumped {
+    /// In one line.
+    pub why: GuardError,
+    /// It was killed, or may have been: it has let go of nothing. Connections may be in repair (`mend`), and processes in CRIU's code, which
+    /// they leave when they run.
+    pub in_the_middle: bool,
+}
+
+/// Whatever is not CRIU's own word.
+impl From<GuardError> for Undumped {
+    fn from(why: GuardError) -> Self {
+        Self {
+            why,
+            in_the_middle: true,
+        }
+    }
+}
+
+impl From<Undumped> for GuardError {
+    fn from(undumped: Undumped) -> Self {
+        undumped.why
     }
 }
 
@@ -250,11 +280,12 @@ impl Entering {
         }
         let early = GuardError(format!("{}: it ended before it was held", self.step));
         self.gate = None;
-        self.end(true).and(Err(early))
+        self.end(true)?;
+        Err(early)
     }
 
     /// Into the copy, and to its end.
-    fn enter(mut self) -> Result<(), GuardError> {
+    fn enter(mut self) -> Result<(), Undumped> {
         // What went before was not its time: the program's memory was sent while it was held.
         self.criu.renew();
         let is_in = !self.is_at_gate()? || self.may_go_on()?;
@@ -271,20 +302,23 @@ impl Entering {
         gate.unwrap_or(Ok(true))
     }
 
-    fn end(self, is_in: bool) -> Result<(), GuardError> {
+    fn end(self, is_in: bool) -> Result<(), Undumped> {
         let Self { criu, step, log, .. } = self;
         let status = criu.end()?;
-        if !is_in {
-            return Err(GuardError(format!(
-                "{step}: it could not enter the copy's mounts: {status}"
-            )));
-        }
-        if status.success() {
+        if is_in && status.success() {
             return Ok(());
         }
-        let log = fs::read_to_string(log).unwrap_or_default();
-        let why = complaint(&log).unwrap_or_else(|| status.to_string());
-        Err(GuardError(format!("{step}: {why}")))
+        let why = match is_in {
+            true => {
+                let log = fs::read_to_string(log).unwrap_or_default();
+                complaint(&log).unwrap_or_else(|| status.to_string())
+            }
+            false => format!("it could not enter the copy's mounts: {status}"),
+        };
+        Err(Undumped {
+            why: GuardError(format!("{step}: {why}")),
+            in_the_middle: was_killed(status),
+        })
     }
 
     /// Says so to who let it begin.
@@ -332,6 +366,12 @@ impl Drop for Gate {
         // It is no part of what is sent. One that cannot be removed goes with its folder.
         let _ = fs::remove_file(&self.path);
     }
+}
+
+/// Who waits for CRIU ends as it does (`inside::visit`): by that number of a signal, where one has ended it, as a shell says it.
+fn was_killed(status: ExitStatus) -> bool {
+    let signals = BY_SIGNAL + 1..=BY_SIGNAL + LAST_SIGNAL;
+    status.code().is_none_or(|code| signals.contains(&code))
 }
 
 fn log_of(what: &str) -> String {
@@ -464,6 +504,16 @@ mod tests {
         assert!(lacks("CapEff:\t000001fffffffeff\n").contains("no CAP_SETPCAP"));
         let why = is_unfiltered("Seccomp:\t2\n").unwrap_err().to_string();
         assert!(why.contains("programs.conf") && !why.contains('\n'), "{why}");
+    }
+
+    #[test]
+    fn a_criu_that_was_killed_is_told_from_one_that_gave_up() {
+        use std::os::unix::process::ExitStatusExt;
+
+        let by_itself = |code: i32| was_killed(ExitStatus::from_raw(code << 8));
+        assert!(!by_itself(0) && !by_itself(1) && !by_itself(255));
+        assert!(by_itself(BY_SIGNAL + libc::SIGKILL), "who waits for it says so");
+        assert!(was_killed(ExitStatus::from_raw(libc::SIGKILL)));
     }
 
     #[test]

@@ -29,7 +29,7 @@ const LEAST_FIRST_ID: u32 = 2_000;
 /// More commands than are let in at once.
 const IDS: u32 = 256;
 /// What a shell says of a command that a signal has ended.
-const BY_SIGNAL: i32 = 128;
+pub(crate) const BY_SIGNAL: i32 = 128;
 
 /// The first id that a visitor may have. It is read once: whoever has got one is known by it, however that setting is changed later.
 pub(crate) fn first_id() -> u32 {

@@ -4,10 +4,12 @@
 //! * **Flow:** memory is read into a folder of its own, and sent -> CRIU begins, and is held -> the program stands still: CRIU takes all but its
 //!   memory, which is compared meanwhile -> what differs is taken.
 //! * **Invariants:** 1. what goes wrong here while the program runs costs no join: it is taken whole then, and that is told; so is what goes
-//!   wrong in CRIU afterwards; 2. what is below the images was sent.
+//!   wrong in CRIU afterwards, unless it was killed; 2. what is below the images was sent.
 //! * **Not here:** how (`dunlin_program::guard`); the rest of a join (`carrying`).
 
-use dunlin_program::guard::{Ahead, Criu, GuardError, Held, Left, Place, Still, Unchanged, compose};
+use dunlin_program::guard::{
+    Ahead, Criu, GuardError, Held, Left, Place, Still, Unchanged, Undumped, compose,
+};
 use std::fs;
 use std::path::Path;
 
@@ -108,7 +110,12 @@ pub(super) fn dump(
                         _kept: ahead,
                     });
                 }
-                Err(why) => why.to_string(),
+                // Its processes may be in CRIU's code, and leave it when they run: a second try would take that for theirs.
+                Err(Undumped {
+                    why,
+                    in_the_middle: true,
+                }) => return Err(why),
+                Err(undumped) => undumped.why.to_string(),
             }
         }
         Prepared::Whole(why) => why,
@@ -120,13 +127,17 @@ pub(super) fn dump(
 }
 
 /// CRIU's work is not on the memory that is compared.
-fn beside(ahead: &Ahead, held: Held, still: &Still) -> Result<Unchanged, GuardError> {
+fn beside(ahead: &Ahead, held: Held, still: &Still) -> Result<Unchanged, Undumped> {
     std::thread::scope(|scope| {
         let comparing = scope.spawn(|| ahead.compare(still));
         let dumped = held.dump();
         let compared = comparing.join();
         dumped?;
-        compared.map_err(|_| GuardError::of("the memory that went ahead", &"its comparison has ended"))?
+        let ended = || GuardError::of("the memory that went ahead", &"its comparison has ended");
+        compared.unwrap_or_else(|_| Err(ended())).map_err(|why| Undumped {
+            why,
+            in_the_middle: false,
+        })
     })
 }
 

@@ -138,6 +138,12 @@ impl Carrier {
         let stopped = guard::stopped(&self.place)?;
         let begun = Instant::now();
         let taken = self.take(&criu, prepared, &mut known);
+        // A CRIU that was killed has let go of nothing: the program's connections would be mute.
+        if taken.is_err()
+            && let Err(why) = guard::mend(&self.place)
+        {
+            tracing::warn!("after a dump that has failed: {why}");
+        }
         // Invariant 1.
         let resumed = guard::resume(&self.place, &mut |why| {
             tracing::warn!("a program that stands still after a dump: {why}; it is tried again");
