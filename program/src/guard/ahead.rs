@@ -16,6 +16,7 @@ use super::pagemap::{Pagemap, Where};
 use super::{GuardError, Place, failed, family};
 use crate::inside::is_visitor;
 use crate::inside::tracked::Tracked;
+use crate::proc::has_gone;
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -89,8 +90,15 @@ impl Place {
         let mut processes = Vec::new();
         let numbers = self.numbers()?;
         are_few(&numbers)?;
-        for process in own(&numbers) {
-            if process.reads_behind().unwrap_or(false) {
+        for number in numbers {
+            let Some(process) = own_one(number).map_err(failed(STEP))? else {
+                continue;
+            };
+            let reads_behind = match process.reads_behind() {
+                Err(error) if has_gone(&error) => false,
+                told => told.map_err(failed(STEP))?,
+            };
+            if reads_behind {
                 return Err(GuardError(format!(
                     "{STEP}: the kernel reads for the program while that goes on (io_setup)"
                 )));
@@ -122,7 +130,7 @@ impl Place {
         let mut again = Instant::now() + AGAIN_AFTER;
         let mut numbers = self.numbers()?;
         are_few(&numbers)?;
-        let mut processes = own(&numbers);
+        let mut processes = own(&numbers).map_err(failed("stopping the program"))?;
         while !processes.iter().all(Process::stands_still) {
             let now = Instant::now();
             if now > until {
@@ -138,7 +146,7 @@ impl Place {
                 told.map_err(failed("stopping the program"))?;
                 again = Instant::now() + AGAIN_AFTER;
                 numbers = self.numbers()?;
-                processes = own(&numbers);
+                processes = own(&numbers).map_err(failed("stopping the program"))?;
             }
             std::thread::sleep(Duration::from_micros(100));
         }
@@ -147,7 +155,7 @@ impl Place {
     }
 }
 
-/// Each takes some descriptors of the daemon's, which all its VMs have to share.
+/// Each takes a descriptor of the daemon's while its memory goes ahead, and all its VMs have to share them.
 fn are_few(numbers: &[u32]) -> Result<(), GuardError> {
     match numbers.len() {
         0..=MOST_PROCESSES => Ok(()),
@@ -158,10 +166,15 @@ fn are_few(numbers: &[u32]) -> Result<(), GuardError> {
 }
 
 /// Of these processes the program's.
-pub(super) fn own(numbers: &[u32]) -> Vec<Process> {
-    let all = numbers.iter().copied().filter_map(Process::of);
-    all.filter(|process| process.inside >= FIRST && !is_visitor(process.inside))
-        .collect()
+pub(super) fn own(numbers: &[u32]) -> std::io::Result<Vec<Process>> {
+    let all = numbers.iter().filter_map(|number| own_one(*number).transpose());
+    all.collect()
+}
+
+/// One that is not seen is none only if it has gone: whoever is passed over is not waited for, and not taken.
+fn own_one(number: u32) -> std::io::Result<Option<Process>> {
+    let process = Process::of(number)?;
+    Ok(process.filter(|process| process.inside >= FIRST && !is_visitor(process.inside)))
 }
 
 /// Has the kernel notice who writes to these pages; none where it would not notice all.
@@ -228,11 +241,17 @@ impl Ahead {
     ///
     /// # Errors
     /// Where what was sent cannot be read any more.
-    pub fn compare(&self, _still: &Still) -> Result<Unchanged, GuardError> {
+    pub fn compare(&self, still: &Still) -> Result<Unchanged, GuardError> {
         let mut unchanged = Unchanged::default();
+        let stands = still.0.iter().map(|process| (process.inside, process.number));
+        let stands: BTreeMap<u32, u32> = stands.collect();
         for sent in &self.processes {
+            // One that has ended has none; another may have its number inside.
+            if stands.get(&sent.process.inside) != Some(&sent.process.number) {
+                continue;
+            }
             let runs = match &sent.tracked {
-                // One that has ended has none.
+                // In the memory that it has now: a page of a program that it has executed since is none that the kernel was asked about.
                 Some(_) => sent.process.protected(&sent.runs).unwrap_or_default(),
                 None => sent
                     .compare(&mut unchanged.compared_bytes)
@@ -449,7 +468,10 @@ mod tests {
         for page in 0..5 {
             memory[offset + page * PAGE..][..PAGE].fill(page as u8 + 1);
         }
-        let process = || Process::of(std::process::id()).expect("it runs");
+        let process = || {
+            let process = Process::of(std::process::id()).expect("asked");
+            process.expect("it runs")
+        };
         let below = folder.path().join("below");
         fs::create_dir(&below).expect("a folder");
         let sent = send(process(), &Runs(vec![(at, 5)]), 1, &below, None).expect("sent");
@@ -459,7 +481,9 @@ mod tests {
             folder: below,
             processes: vec![sent],
         };
-        let unchanged = ahead.compare(&Still(Vec::new())).expect("compared");
+        let others = ahead.compare(&Still(Vec::new())).expect("compared");
+        assert!(others.runs.is_empty(), "it has gone");
+        let unchanged = ahead.compare(&Still(vec![process()])).expect("compared");
 
         let images = folder.path();
         let entry = |page: u64, count, place| super::super::pagemap::Pages {

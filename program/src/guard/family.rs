@@ -5,10 +5,10 @@
 //! Invariants: 1. what a person runs beside the program counts as no process of it: neither do those that the command has begun.
 //! Source:     proc(5): PPid, NSpid and NSsid in `status`. Not here: when it stands still (`ahead`).
 
-use super::GuardError;
 use super::memory::inside;
+use super::{GuardError, failed};
 use crate::inside::is_visitor;
-use crate::proc::text;
+use crate::proc::{has_gone, text};
 use std::collections::BTreeMap;
 
 /// The copy's own first process, and the program's.
@@ -32,12 +32,16 @@ struct Member {
 /// # Errors
 /// One line that names a process which CRIU would not take.
 pub(super) fn is_whole(numbers: &[u32]) -> Result<(), GuardError> {
-    // One that has gone meanwhile is none.
-    let about = numbers.iter().filter_map(|number| {
-        let about = text(format!("/proc/{number}/status")).ok()?;
-        Member::of(*number, &about)
-    });
-    match astray(about.collect()) {
+    let mut members = Vec::new();
+    for number in numbers {
+        match text(format!("/proc/{number}/status")) {
+            Ok(about) => members.extend(Member::of(*number, &about)),
+            // One that has gone meanwhile is none.
+            Err(error) if has_gone(&error) => {}
+            Err(error) => return Err(failed("who belongs to the program")(error)),
+        }
+    }
+    match astray(members) {
         None => Ok(()),
         Some(member) => Err(GuardError(format!(
             "process {} ({}) has left its parent, and cannot be copied",

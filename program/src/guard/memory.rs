@@ -1,7 +1,9 @@
 //! What a process has in memory of its own, read from outside, while it runs or stands still.
 //!
 //! Decides:    nothing.
-//! Invariants: 1. a page that is not read whole is none; 2. what a process shares, or has of a file, is not read here: CRIU takes that.
+//! Invariants: 1. a page that is not read whole is none; 2. what a process shares, or has of a file, is not read here: CRIU takes that; 3. nothing
+//!             of it is held open: a program of many processes leaves the daemon's descriptors to others, and what is read is always of the
+//!             memory that the process has then, whatever it has executed meanwhile.
 //! Source:     proc(5) (`maps`, `pagemap`, `mem`), process_vm_readv(2).
 //! Not here:   which pages go where (`ahead`).
 
@@ -33,21 +35,16 @@ pub(super) struct Process {
     /// As the host calls it, and as it is called inside.
     pub(super) number: u32,
     pub(super) inside: u32,
-    memory: File,
-    list: File,
 }
 
 impl Process {
     /// By its number here; none where it has just gone.
-    pub(super) fn of(number: u32) -> Option<Self> {
-        let status = text(format!("/proc/{number}/status")).ok()?;
-        let memory = File::open(format!("/proc/{number}/mem")).ok()?;
-        Some(Self {
-            number,
-            inside: inside(&status)?,
-            memory,
-            list: File::open(format!("/proc/{number}/pagemap")).ok()?,
-        })
+    pub(super) fn of(number: u32) -> io::Result<Option<Self>> {
+        match text(format!("/proc/{number}/status")) {
+            Ok(status) => Ok(inside(&status).map(|inside| Self { number, inside })),
+            Err(error) if has_gone(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Areas of memory of its own.
@@ -59,8 +56,9 @@ impl Process {
     /// Runs of pages that it has there, in the order of their addresses: where they begin, and how many.
     pub(super) fn pages(&self, areas: &[(u64, u64)]) -> io::Result<Runs> {
         let mut runs = Runs::default();
+        let list = self.list()?;
         for (from, to) in areas {
-            self.list(*from, *to, IS_THERE, &mut runs)?;
+            push_listed(&list, *from, *to, IS_THERE, &mut runs)?;
         }
         Ok(runs)
     }
@@ -68,38 +66,32 @@ impl Process {
     /// Those of these runs that are protected still.
     pub(super) fn protected(&self, runs: &Runs) -> io::Result<Runs> {
         let mut protected = Runs::default();
+        let list = self.list()?;
         for (from, count) in &runs.0 {
-            self.list(*from, from + count * PAGE_BYTES, IS_PROTECTED, &mut protected)?;
+            push_listed(
+                &list,
+                *from,
+                from + count * PAGE_BYTES,
+                IS_PROTECTED,
+                &mut protected,
+            )?;
         }
         Ok(protected)
     }
 
-    fn list(&self, from: u64, to: u64, wanted: u64, runs: &mut Runs) -> io::Result<()> {
-        let mut entries = [0; ENTRIES * ENTRY_BYTES];
-        let mut at = from;
-        while at < to {
-            let count = ((to - at) / PAGE_BYTES).min(ENTRIES as u64) as usize;
-            let some = &mut entries[..count * ENTRY_BYTES];
-            self.list
-                .read_exact_at(some, at / PAGE_BYTES * ENTRY_BYTES as u64)?;
-            let (some, _) = some.as_chunks::<ENTRY_BYTES>();
-            for entry in some {
-                if u64::from_le_bytes(*entry) & wanted != 0 {
-                    runs.push(at, 1);
-                }
-                at += PAGE_BYTES;
-            }
-        }
-        Ok(())
+    /// Of the memory that it has when this is opened, and of no later one.
+    fn list(&self) -> io::Result<File> {
+        File::open(format!("/proc/{}/pagemap", self.number))
     }
 
     /// Whether a device may write into its memory, which no page's protection tells of: a file that it reads past the page cache.
     pub(super) fn reads_directly(&self) -> io::Result<bool> {
         for entry in fs::read_dir(format!("/proc/{}/fdinfo", self.number))? {
-            // One that is closed meanwhile is none.
-            let about = fs::read_to_string(entry?.path()).unwrap_or_default();
-            if flags(&about) & O_DIRECT != 0 {
-                return Ok(true);
+            match fs::read_to_string(entry?.path()) {
+                Ok(about) if flags(&about) & O_DIRECT != 0 => return Ok(true),
+                // One that is closed meanwhile is none.
+                Err(error) if !has_gone(&error) => return Err(error),
+                _ => {}
             }
         }
         Ok(false)
@@ -160,19 +152,40 @@ impl Process {
         }];
         let pid = Pid::from_raw(self.number as i32);
         let mut read = process_vm_readv(pid, &mut [IoSliceMut::new(bytes)], &from).map_or(0, whole);
+        if read == bytes.len() {
+            return read;
+        }
         // What it may not read itself, and a kernel that has no such system call.
+        let Ok(memory) = File::open(format!("/proc/{}/mem", self.number)) else {
+            return read;
+        };
         while read < bytes.len() {
             let most = bytes.len().min(read + PAGE_BYTES as usize);
-            match self
-                .memory
-                .read_exact_at(&mut bytes[read..most], at + read as u64)
-            {
+            match memory.read_exact_at(&mut bytes[read..most], at + read as u64) {
                 Ok(()) => read = most,
                 Err(_) => break,
             }
         }
         whole(read)
     }
+}
+
+fn push_listed(list: &File, from: u64, to: u64, wanted: u64, runs: &mut Runs) -> io::Result<()> {
+    let mut entries = [0; ENTRIES * ENTRY_BYTES];
+    let mut at = from;
+    while at < to {
+        let count = ((to - at) / PAGE_BYTES).min(ENTRIES as u64) as usize;
+        let some = &mut entries[..count * ENTRY_BYTES];
+        list.read_exact_at(some, at / PAGE_BYTES * ENTRY_BYTES as u64)?;
+        let (some, _) = some.as_chunks::<ENTRY_BYTES>();
+        for entry in some {
+            if u64::from_le_bytes(*entry) & wanted != 0 {
+                runs.push(at, 1);
+            }
+            at += PAGE_BYTES;
+        }
+    }
+    Ok(())
 }
 
 /// The letter behind its name, which may have any characters in it.
@@ -256,7 +269,7 @@ mod tests {
             assert!(Instant::now() < until, "{:?}", name());
             std::thread::sleep(Duration::from_millis(1));
         }
-        let process = Process::of(child.id()).expect("it runs");
+        let process = Process::of(child.id()).expect("asked").expect("it runs");
         assert_eq!(process.states().len(), 1);
         assert!(!process.stands_still(), "it sleeps, and is not stopped");
         let pid = Pid::from_raw(child.id() as i32);
@@ -270,7 +283,34 @@ mod tests {
         child.kill().expect("killed");
         child.wait().expect("collected");
         assert!(process.states().is_empty(), "it has gone");
+        assert!(Process::of(child.id()).expect("asked").is_none());
         assert!(!process.is_stopped());
+    }
+
+    /// What a process has had before it executes something is not its memory any more.
+    #[test]
+    fn invariant_3_what_is_read_is_of_what_it_executes_now() {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", "read line; exec /bin/sleep 600"])
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("begun");
+        let process = Process::of(child.id()).expect("asked").expect("it runs");
+        drop(child.stdin.take());
+        let until = Instant::now() + Duration::from_secs(60);
+        let name = || fs::read(format!("/proc/{}/comm", child.id())).expect("its name");
+        while name() != b"sleep\n" {
+            assert!(Instant::now() < until, "{:?}", name());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // It has a heap when its libraries are loaded.
+        let pages = || process.areas().and_then(|areas| process.pages(&areas));
+        while pages().expect("its list").0.is_empty() {
+            assert!(Instant::now() < until, "nothing is there");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().expect("killed");
+        child.wait().expect("collected");
     }
 
     #[test]
@@ -328,7 +368,7 @@ mod tests {
 
     #[test]
     fn own_memory_is_read_and_what_is_not_there_is_not() {
-        let process = Process::of(std::process::id()).expect("it runs");
+        let process = Process::of(std::process::id()).expect("asked").expect("it runs");
         let pages = 64;
         let bytes: Vec<u8> = (0..pages * PAGE_BYTES)
             .map(|at| (at / PAGE_BYTES) as u8)

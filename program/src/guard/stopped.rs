@@ -7,7 +7,7 @@
 
 use super::ahead::own;
 use super::memory::Process;
-use super::{GuardError, Place};
+use super::{GuardError, Place, failed};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// The numbers inside of those that stand still, which nobody here has told to.
@@ -15,8 +15,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 /// # Errors
 /// Where the host's processes cannot be listed.
 pub fn stopped(place: &Place) -> Result<Vec<u32>, GuardError> {
-    let its = own(&place.numbers()?).into_iter();
-    let its = its.filter(Process::is_stopped);
+    let its = own(&place.numbers()?).map_err(failed("who stands still"))?;
+    let its = its.into_iter().filter(Process::is_stopped);
     Ok(its.map(|process| process.inside).collect())
 }
 
@@ -32,7 +32,9 @@ pub fn stop_again(place: &Place, stopped: &[u32]) -> Result<(), GuardError> {
         let handle = Pid::from_raw(number as i32).map(|pid| pidfd_open(pid, PidfdFlags::empty()));
         let Some(Ok(handle)) = handle else { continue };
         // Of that number still, when it cannot become another's.
-        if Process::of(number).is_some_and(|process| stopped.contains(&process.inside)) {
+        if let Ok(Some(process)) = Process::of(number)
+            && stopped.contains(&process.inside)
+        {
             let _ = pidfd_send_signal(&handle, Signal::STOP);
         }
     }

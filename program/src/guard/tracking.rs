@@ -49,8 +49,8 @@ pub fn tells_what_is_written() -> Result<(), Untracked> {
     let (from, to) = (pages.at(0), pages.at(PAGES));
     tracked.covers(from, to)?;
     tracked.protect(from, to)?;
-    let own =
-        Process::of(std::process::id()).ok_or_else(|| io::Error::from(io::ErrorKind::PermissionDenied))?;
+    let own = Process::of(std::process::id())?;
+    let own = own.ok_or_else(|| io::Error::from(io::ErrorKind::PermissionDenied))?;
     let all = Runs(vec![(from, PAGES as u64)]);
     let before = own.protected(&all)?.0;
     pages.write(0);
