@@ -5,6 +5,7 @@
 
 mod changes;
 mod control;
+mod descriptors;
 mod error;
 pub mod examine;
 mod exec;

@@ -115,10 +115,13 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(20);
         let look = || sleep(vec![program.id()]).expect("proc");
         // It is still being started.
-        while look() != wanted && Instant::now() < until {
+        let found = loop {
+            let found = look();
+            if found == wanted || Instant::now() > until {
+                break found;
+            }
             std::thread::yield_now();
-        }
-        let found = look();
+        };
         program.kill().expect("it runs");
         program.wait().expect("it ends");
         assert_eq!(found, wanted, "{script}");

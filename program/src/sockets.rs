@@ -157,7 +157,14 @@ fn ask(
     let (mut left, mut wrong) = (requests.len(), None);
     while left > 0 {
         // The kernel answers before `send` returns, or as soon as there is room: it never waits for anybody.
-        let (length, _) = recv(queues, &mut answer[..], RecvFlags::empty())?;
+        let (length, _) = match recv(queues, &mut answer[..], RecvFlags::empty()) {
+            Ok(read) => read,
+            Err(error) => {
+                // What else was answered is no answer to the next question.
+                while recv(queues, &mut answer[..], RecvFlags::DONTWAIT).is_ok() {}
+                return Err(error.into());
+            }
+        };
         let mut at = 0;
         while at < length {
             let message = NetlinkMessage::<SockDiagMessage>::deserialize(&answer[at..length]).map_err(bad)?;

@@ -8,7 +8,9 @@ use super::identity::{self, OwnKeys};
 use super::roles::Roles;
 use super::service::Service;
 use super::threads::await_all;
-use super::{BadInput, Daemon, control, incoming, logs, priority, renewal, standby, store, switchover};
+use super::{
+    BadInput, Daemon, control, descriptors, incoming, logs, priority, renewal, standby, store, switchover,
+};
 use crate::config::{HostConfig, VmConfig};
 use crate::control::server::ControlSocket;
 use crate::events::Events;
@@ -49,6 +51,7 @@ pub fn run(path: &Path) -> Result<()> {
     // From the first moment on: a signal ends a VM's part in an orderly way, or comes before there is any.
     let signals = watch_signals()?;
     priority::session_first();
+    descriptors::as_many_as_wanted();
     let heartbeats = heartbeats::finding();
     if !heartbeats.mend.is_empty() {
         tracing::warn!("{}: {}", heartbeats.what, heartbeats.mend);

@@ -121,6 +121,7 @@ impl ProgramLoop {
             look_at_us: u64::MAX,
             card_at_us: 0,
             told_unbatched: false,
+            told_unseen: false,
             ready: false,
             until_us: now_us + self.program.start_within.as_micros() as u64,
         });

@@ -73,6 +73,21 @@ impl Running {
         self.look_at_us = now_us + self.look_again_us;
         self.look_again_us = (self.look_again_us * 2).min(LOOK_AGAIN_US.1);
     }
+
+    /// A host that is short of something does not show what the program does. It is looked at again, and no longer than its patience lasts.
+    fn was_not_seen(&mut self, what: &str, error: &std::io::Error) {
+        if !std::mem::replace(&mut self.told_unseen, true) {
+            tracing::warn!("{what}: {error}; it is looked at again");
+        }
+    }
+}
+
+/// Whether the kernel had no memory to answer with.
+fn is_want_of_memory(error: &std::io::Error) -> bool {
+    let wants = [rustix::io::Errno::NOBUFS, rustix::io::Errno::NOMEM];
+    wants
+        .iter()
+        .any(|want| error.raw_os_error() == Some(want.raw_os_error()))
 }
 
 impl ProgramLoop {
@@ -250,7 +265,11 @@ impl ProgramLoop {
                         running.look_a_little_later(now_us);
                         break;
                     }
-                    Err(error) => return self.fails(&format!("whether the program is at rest: {error}")),
+                    Err(error) => {
+                        running.was_not_seen("whether the program is at rest", &error);
+                        running.look_a_little_later(now_us);
+                        break;
+                    }
                 },
                 Next::AskForQuiet => match running.copy.is_quiet() {
                     Quiet::Yes => running.gate.are_quiet(),
@@ -271,6 +290,7 @@ impl ProgramLoop {
                                 told |= running.gate.told(question, found);
                             }
                         }
+                        Err(error) if is_want_of_memory(&error) => running.was_not_seen("sock_diag", &error),
                         Err(error) => return self.fails(&format!("sock_diag: {error}")),
                     }
                     if !told {

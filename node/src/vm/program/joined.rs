@@ -229,6 +229,7 @@ impl ProgramLoop {
             look_at_us: u64::MAX,
             card_at_us: 0,
             told_unbatched: false,
+            told_unseen: false,
             ready: true,
             until_us: self.inbox.born.now_us(),
         });

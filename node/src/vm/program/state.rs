@@ -89,6 +89,8 @@ pub(super) struct Running {
     pub(super) card_at_us: u64,
     /// It was told why its inputs are not given to it in batches.
     pub(super) told_unbatched: bool,
+    /// It was told that it could not be looked at.
+    pub(super) told_unseen: bool,
     /// It listens.
     pub(super) ready: bool,
     pub(super) until_us: u64,
