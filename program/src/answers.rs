@@ -79,7 +79,7 @@ impl Clock {
     }
 }
 
-/// The thread that answers one copy. It ends when the copy has, or when this is dropped.
+/// The thread that answers one copy. It ends when this is dropped; a tester's when the copy has, too.
 pub struct Answers {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -198,7 +198,9 @@ impl Answering {
                 self.listeners.remove(number);
             }
         }
-        is_full.is_ok() && !self.listeners.is_empty()
+        // A service's devices are filled also for who asks no listener.
+        let is_asked = !self.listeners.is_empty() || matches!(self.chance, Drawer::Service(_));
+        is_full.is_ok() && is_asked
     }
 
     fn answer_one(&mut self, number: usize) {
@@ -302,4 +304,35 @@ fn pair(first: i64, second: i64) -> [u8; 16] {
     bytes[..8].copy_from_slice(&first.to_ne_bytes());
     bytes[8..].copy_from_slice(&second.to_ne_bytes());
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chance::{Drawn, device};
+    use std::time::Duration;
+
+    #[test]
+    fn a_services_device_does_not_dry_up_where_nobody_asks_a_listener() {
+        const MORE_THAN_A_PIPE: usize = 400_000;
+        let (output, input) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).expect("a pipe");
+        let source = Arc::new(Source::new(of_number(7), &Drawn::default(), input));
+        let answers = Answers::of_a_service(Vec::new(), source).expect("a thread");
+        let within = Timespec::try_from(Duration::from_secs(60)).expect("a time");
+        let mut read = Vec::new();
+        while read.len() < MORE_THAN_A_PIPE {
+            let mut polled = [PollFd::new(&output, PollFlags::IN)];
+            assert_eq!(
+                poll(&mut polled, Some(&within)),
+                Ok(1),
+                "after {} bytes",
+                read.len()
+            );
+            let mut piece = [0; 4096];
+            let length = rustix::io::read(&output, &mut piece).expect("there are some");
+            read.extend_from_slice(&piece[..length]);
+        }
+        drop(answers);
+        assert_eq!(read, device(of_number(7), read.len()));
+    }
 }

@@ -33,10 +33,12 @@ pub use tracking::{Untracked, tells_what_is_written};
 
 use crate::copy::Copy;
 use crate::data::blocks::Source;
+use crate::inside::is_visitor;
 use crate::inside::listens;
 use crate::inside::signal;
 use crate::inside::stranger::Door;
 use crate::page::{self, Leads};
+use crate::proc::{has_gone, text};
 use bounded::{Bounded, Collected, ended_well};
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -57,6 +59,10 @@ const FILES_WITHIN: Duration = Duration::from_secs(60);
 const HERE: &str = "/proc/self/fd/0";
 /// The archive of what a program has written, beside the images.
 const WRITTEN: &str = "written.tar";
+/// The copy's own first process, as it is called inside.
+const KEEPS: u32 = 1;
+/// A process that a filter of system calls is for, as proc(5) says it.
+const FILTERED: &str = "2";
 /// How long it is tried to let a program run again, and how long it is waited in between: for its end, which needs no more tries.
 const RESUMED_WITHIN: Duration = Duration::from_secs(60);
 const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -267,11 +273,23 @@ pub fn listen(place: &Place) -> Result<Vec<OwnedFd>, GuardError> {
     place.stands_still()?;
     let mut listeners = Vec::new();
     for process in place.numbers()? {
-        if page::is_in(process).map_err(failed("its agreed chance"))? {
+        let status = match text(format!("/proc/{process}/status")) {
+            Err(error) if has_gone(&error) => continue,
+            status => status.map_err(failed("its agreed chance"))?,
+        };
+        if draws(&status) {
             listeners.extend(listens::to(process).map_err(failed("its agreed chance"))?);
         }
     }
     Ok(listeners)
+}
+
+/// Whether it is one of the program's, which has not ended: each has the filter that the first one began with, whatever it has executed since.
+fn draws(status: &str) -> bool {
+    let word = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
+    let is_its = memory::inside(status).is_some_and(|inside| inside > KEEPS && !is_visitor(inside));
+    let has_ended = word("State:").is_none_or(|state| state.trim().starts_with(['Z', 'X']));
+    is_its && !has_ended && word("Seccomp:").is_some_and(|mode| mode.trim() == FILTERED)
 }
 
 /// Whom a copy knows in its network, by /proc/net/arp.
@@ -397,6 +415,19 @@ fn neighbour_of(line: &str) -> Option<(Ipv4Addr, [u8; 6])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whatever_is_the_programs_and_runs_draws_from_its_host() {
+        let status = |state: &str, inside: u32, mode: u32| {
+            format!("Name:\tp\nState:\t{state}\nNSpid:\t4711\t{inside}\nSeccomp:\t{mode}\n")
+        };
+        assert!(draws(&status("T (stopped)", 2, 2)));
+        assert!(draws(&status("T (stopped)", 77, 2)), "it has executed something");
+        assert!(!draws(&status("S (sleeping)", 1, 0)), "the copy's own");
+        assert!(!draws(&status("Z (zombie)", 9, 2)), "it has ended");
+        assert!(!draws(&status("T (stopped)", crate::inside::first_visitor(), 2)));
+        assert!(!draws(""));
+    }
 
     #[test]
     fn a_line_of_arp_is_an_address_and_its_hardware() {

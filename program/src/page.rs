@@ -3,14 +3,12 @@
 //! Decides:    nothing.
 //! Flow:       keeper: `/dev/clock` of the copy's view -> the program, at its start: mapped, and the vDSO's entries become jumps into it
 //!             (`inside::clock`) -> host: `Page::set`. A copy that was brought here by CRIU has the mapping, and a vDSO of its own kernel: `lead`.
-//!             For agreed chance the page has the filter that a brought process is to have, too (`inside::listens`), and the vDSO's own chance is
-//!             switched off.
+//!             For agreed chance the vDSO's own is switched off.
 //! Invariants: 1. each clock is one aligned word: whoever reads it while it is set has the old one or the new one; 2. nobody maps the file here: a
 //!             program that is root may cut it short, and whoever has it mapped would die of that; 3. the mapping is at the same place in every process.
 //! Source:     vdso(7); Linux, arch/x86/entry/vdso/vdso.lds.S for the entries. Not here: what time it is (`dunlin_core::program::time`), who makes
 //!             the system call itself.
 
-use crate::inside::Filter;
 use crate::proc::text;
 use dunlin_core::agreed::AgreedTime;
 use object::{Object, ObjectSymbol};
@@ -25,9 +23,6 @@ pub(crate) const FILE: &str = "/dev/clock";
 pub(crate) const AT: u64 = 0x6e00_0000_0000;
 /// How long it is.
 pub(crate) const BYTES: usize = 2 * CODE;
-/// Where a filter of system calls lies, as `struct sock_fprog`, and its statements.
-pub(crate) const FILTER: u64 = 256;
-const STATEMENTS: u64 = 512;
 /// Where the code begins; the clocks are at the beginning, the monotonic one first.
 const CODE: usize = 4096;
 /// `movabs $..., %rax; jmp *%rax`.
@@ -124,13 +119,7 @@ fn image() -> &'static [u8] {
 
 /// Makes it.
 pub(crate) fn make(file: &File) -> io::Result<()> {
-    file.write_all_at(image(), 0)?;
-    let statements = Filter::new(true, false).statements();
-    assert!(STATEMENTS as usize + statements.len() <= CODE, "it has a page");
-    // `struct sock_fprog`: how many statements, and where they are.
-    file.write_all_at(&(statements.len() as u16 / 8).to_ne_bytes(), FILTER)?;
-    file.write_all_at(&(AT + STATEMENTS).to_ne_bytes(), FILTER + 8)?;
-    file.write_all_at(&statements, STATEMENTS)
+    file.write_all_at(image(), 0)
 }
 
 /// What of the vDSO leads to the page.

@@ -29,7 +29,6 @@ mod visit;
 mod waited;
 
 pub(crate) use card::address_of_host;
-pub(crate) use filter::Filter;
 pub(crate) use visit::{BY_SIGNAL, enter, first_id as first_visitor, is_visitor};
 
 use crate::message::{Go, Heard, Spec, receive, send};
