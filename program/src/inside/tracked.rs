@@ -5,11 +5,12 @@
 //!             -> pages are protected -> whoever writes to one has its protection taken away by the kernel, and goes on: `pagemap` tells of which.
 //! Invariants: 1. the program's code is not touched, which other threads are in: the call is made by an instruction that is there already (in the
 //!             vDSO); 2. the program's own filters do not see the call; 3. nobody waits for a thread that does not stop (one in vfork): it is left
-//!             alone; 4. with the descriptor all of it is gone, with the daemon's death too.
+//!             alone; 4. with the descriptor all of it is gone, with the daemon's death too; 5. a signal that comes meanwhile reaches the program with
+//!             all that it carries, each one for itself: it is let through, and not sent again.
 //! Source:     userfaultfd(2): UFFD_FEATURE_WP_ASYNC (Linux 6.7); the kernel's Documentation/admin-guide/mm/{userfaultfd,pagemap}.rst; ptrace(2).
 //! Not here:   what is unchanged (`guard::ahead`).
 
-use super::waited::{Signals, Waited, go_on, wait, wait_for};
+use super::waited::{Waited, go_on, wait, wait_for};
 use crate::proc::text;
 use nix::errno::Errno;
 use nix::sys::ptrace;
@@ -113,11 +114,7 @@ fn take(process: u32) -> io::Result<OwnedFd> {
     let handle = pidfd_open(number, PidfdFlags::empty())?;
     let instruction = instruction(process)?;
     let thread = Pid::from_raw(process as i32);
-    // SAFETY: no memory of this process is given to the kernel.
-    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread.as_raw(), 0_usize, SUSPEND_SECCOMP) };
-    if seized != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    ptrace::seize(thread, ptrace::Options::empty())?;
     ptrace::interrupt(thread)?;
     stops(thread)?;
     let call = |number: libc::c_long, first: u64| call(thread, instruction, number, first);
@@ -146,9 +143,39 @@ fn stops(thread: Pid) -> Result<(), Errno> {
     }
 }
 
-/// By the instruction that is there; then it is as it was.
+/// By the instruction that is there; then it is as it was. A signal comes before it: the thread gets that as it was, and is stopped anew.
 fn call(thread: Pid, instruction: u64, number: libc::c_long, first: u64) -> Result<u64, Errno> {
+    let until = Instant::now() + STOPS_WITHIN;
+    loop {
+        match called(thread, instruction, number, first)? {
+            Called::Returned(result @ -4095..0) => {
+                return Err(Errno::from_raw(result.wrapping_neg() as i32));
+            }
+            Called::Returned(result) => return Ok(result as u64),
+            Called::Not(signal) => {
+                go_on(thread, signal)?;
+                // One that gets them faster than it can be stopped is left alone.
+                if Instant::now() > until {
+                    return Err(Errno::ETIMEDOUT);
+                }
+                ptrace::interrupt(thread)?;
+                stops(thread)?;
+            }
+        }
+    }
+}
+
+/// What has become of one try.
+enum Called {
+    Returned(i64),
+    /// That signal is about to reach it.
+    Not(i32),
+}
+
+fn called(thread: Pid, instruction: u64, number: libc::c_long, first: u64) -> Result<Called, Errno> {
     let before = ptrace::getregs(thread)?;
+    // Invariant 2. No longer than it stands: it would run without them.
+    set_options(thread, SUSPEND_SECCOMP)?;
     let mut registers = before;
     registers.rip = instruction;
     registers.rax = number as u64;
@@ -156,29 +183,32 @@ fn call(thread: Pid, instruction: u64, number: libc::c_long, first: u64) -> Resu
     // It was in no system call, as far as the kernel's repeating of interrupted ones goes.
     registers.orig_rax = u64::MAX;
     ptrace::setregs(thread, registers)?;
-    let mut kept = Signals::default();
     let made = loop {
         if let Err(error) = ptrace::step(thread, None) {
             break Err(error);
         }
         match wait_for(thread) {
-            Ok(Waited::Stopped(libc::SIGTRAP)) => break ptrace::getregs(thread),
+            Ok(Waited::Stopped(libc::SIGTRAP)) => {
+                break ptrace::getregs(thread).map(|registers| Called::Returned(registers.rax as i64));
+            }
             Ok(Waited::Event(_)) => {}
-            Ok(Waited::Stopped(signal)) => kept.add(signal),
+            Ok(Waited::Stopped(signal)) => break Ok(Called::Not(signal)),
             Ok(_) => break Err(Errno::ECHILD),
             Err(error) => break Err(error),
         }
     };
     // Whatever became of it: it runs on.
     let restored = ptrace::setregs(thread, before);
-    // To be had when it runs again.
-    kept.send(thread);
+    set_options(thread, 0)?;
     restored?;
-    let result = made?.rax as i64;
-    match result {
-        -4095..0 => Err(Errno::from_raw(result.wrapping_neg() as i32)),
-        result => Ok(result as u64),
-    }
+    made
+}
+
+/// It is stopped.
+fn set_options(thread: Pid, options: libc::c_ulong) -> Result<(), Errno> {
+    // SAFETY: no memory of this process is given to the kernel.
+    let set = unsafe { libc::ptrace(libc::PTRACE_SETOPTIONS, thread.as_raw(), 0_usize, options) };
+    Errno::result(set).map(drop)
 }
 
 /// Much more than any kernel's.
@@ -228,6 +258,59 @@ mod tests {
         // SAFETY: it was mapped here.
         unsafe { libc::munmap(at, length) };
         assert!(found.expect("its own") > at as u64 + length as u64);
+    }
+
+    /// Ends by itself where a signal is missing: one byte is written for each that comes.
+    const COUNTS: &str = "
+import os, signal
+told, tells = os.pipe()
+os.set_blocking(tells, False)
+signal.signal(34, lambda *_: None)
+signal.set_wakeup_fd(tells)
+signal.alarm(60)
+print('here', flush=True)
+count = 0
+while count < 3:
+    count += len(os.read(told, 64))
+print(count)
+";
+
+    /// Real-time signals are queued, each for itself.
+    #[test]
+    fn invariant_5_signals_that_come_meanwhile_all_reach_the_program() {
+        use std::io::Read;
+        use std::process::{Command, Stdio};
+
+        let mut program = Command::new("python3")
+            .args(["-c", COUNTS])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python3 (cargo xtask setup)");
+        let mut told = program.stdout.take().expect("a pipe");
+        let mut here = [0; 5];
+        told.read_exact(&mut here).expect("it prints");
+        let thread = Pid::from_raw(program.id() as i32);
+        let instruction = instruction(program.id()).expect("in its vDSO");
+        ptrace::seize(thread, ptrace::Options::empty()).expect("seized");
+        ptrace::interrupt(thread).expect("told to stop");
+        stops(thread).expect("stopped");
+        for _ in 0..3 {
+            // SAFETY: a plain call.
+            assert_eq!(unsafe { libc::kill(thread.as_raw(), 34) }, 0);
+        }
+        let number = call(thread, instruction, libc::SYS_getpid, 0);
+        ptrace::detach(thread, None).expect("let go");
+        if number == Err(Errno::EPERM) {
+            // Only root of the host may have it pass its filters by, behind none itself.
+            program.kill().expect("killed");
+            program.wait().expect("collected");
+            return;
+        }
+        assert_eq!(number, Ok(u64::from(program.id())));
+        let mut count = String::new();
+        told.read_to_string(&mut count).expect("it prints");
+        assert_eq!(count.trim(), "3");
+        program.wait().expect("it ends");
     }
 
     #[test]
