@@ -2,20 +2,24 @@
 //!
 //! Flow: `Spec` -> keeper; `Ready` (card, sock_diag socket) -> tester; `Start` -> keeper; `Started`, then `Ended`, or `Failed`.
 //! For a copy of a program that runs: `Vacate` -> keeper; `Vacant` -> node; `Adopt` -> pid 1; `Started`, and so on.
-//! Invariant: 1. a message is at most `MOST_BYTES`, and one that is not understood ends the conversation.
+//! Invariants: 1. a message is at most `MOST_BYTES`, and one that is not understood ends the conversation; 2. what came of the descriptors of a message
+//! that did not come whole is closed.
 //! Source: unix(7), SOCK_SEQPACKET. Not here: who does what with it.
 
 use crate::page::Leads;
-use nix::cmsg_space;
-use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::net::Ipv4Addr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::PathBuf;
 
 /// The longest message: a command with its environment.
 const MOST_BYTES: usize = 192 << 10;
+/// More descriptors than come with any message.
+const MOST_DESCRIPTORS: usize = 8;
 
 /// What a copy is to be.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -206,18 +210,21 @@ pub fn send<T: Serialize>(
 /// The next message and its descriptors; none where the other side has gone.
 ///
 /// # Errors
-/// Those of recvmsg(2), `WouldBlock` among them; `InvalidData` where it is not understood.
+/// Those of recvmsg(2), `WouldBlock` among them; `InvalidData` where it is not understood; EMFILE where its descriptors have no room here.
 pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; MOST_BYTES];
-    let mut control = cmsg_space!([RawFd; 5]);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    // Invariant 2: it closes what nobody takes out of it.
+    let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut bytes)];
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-    let got = recvmsg::<()>(socket.as_fd().as_raw_fd(), &mut parts, Some(&mut control), flags)?;
+    let got = recvmsg(socket, &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(rustix::io::Errno::MFILE.into());
+    }
     let mut descriptors = Vec::new();
-    for message in got.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(rights) = message {
-            // SAFETY: the kernel has just made them for us, and nobody else knows them.
-            descriptors.extend(rights.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
         }
     }
     let length = got.bytes;
@@ -226,4 +233,52 @@ pub fn receive<T: DeserializeOwned>(socket: BorrowedFd<'_>) -> io::Result<Option
     }
     let message = serde_json::from_slice(&bytes[..length])?;
     Ok(Some((message, descriptors)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use std::os::fd::AsFd;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair")
+    }
+
+    #[test]
+    fn as_many_descriptors_as_any_message_has_come_with_it() {
+        let (ours, theirs) = pair();
+        let (_, end) = std::io::pipe().expect("a pipe");
+        let all = [end.as_fd(); MOST_DESCRIPTORS];
+        send(theirs.as_fd(), &Heard::Ready, &all).expect("room");
+        let heard = receive::<Heard>(ours.as_fd()).expect("it comes whole");
+        let (heard, descriptors) = heard.expect("one");
+        assert_eq!((heard, descriptors.len()), (Heard::Ready, MOST_DESCRIPTORS));
+        drop(theirs);
+        assert!(receive::<Heard>(ours.as_fd()).expect("its end").is_none());
+    }
+
+    #[test]
+    fn invariant_2_nothing_stays_open_of_a_message_that_did_not_come_whole() {
+        let (ours, theirs) = pair();
+        let (reads, end) = std::io::pipe().expect("a pipe");
+        send(
+            theirs.as_fd(),
+            &Heard::Ready,
+            &[end.as_fd(); 3 * MOST_DESCRIPTORS],
+        )
+        .expect("room");
+        drop(end);
+        let error = receive::<Heard>(ours.as_fd()).expect_err("too many");
+        assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
+        // Nobody has the other end any more, but for who is just begun by another test.
+        let within = Timespec {
+            tv_sec: 60,
+            tv_nsec: 0,
+        };
+        let mut polled = [PollFd::new(&reads, PollFlags::IN)];
+        assert_eq!(poll(&mut polled, Some(&within)), Ok(1), "it is open here still");
+    }
 }
