@@ -11,6 +11,7 @@ mod skipped;
 
 use processes::{ends, processes_with};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
+use rustix::thread::{CapabilitySets, capabilities, set_capabilities};
 use skipped::skip;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -449,6 +450,13 @@ fn favoured() {
             skip("a program's limits are tested where they can be raised before");
         }
     }
+    // What it is started with is inherited: of this thread, which starts the tester.
+    let has = capabilities(None).expect("told");
+    let sets = CapabilitySets {
+        inheritable: has.permitted,
+        ..has
+    };
+    set_capabilities(None, sets).expect("its own");
 }
 
 #[test]
@@ -483,10 +491,12 @@ fn the_walls_hold() {
     ] {
         assert!(told[0].lines().any(|told| told == line), "{line}: {}", told[0]);
     }
-    let bounding = told[0].lines().find_map(|line| line.strip_prefix("CapBnd:\t"));
-    let bounding = u64::from_str_radix(bounding.expect("its capabilities"), 16).expect("a number");
-    // Not CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_SYS_PTRACE, CAP_MKNOD.
-    assert_eq!(bounding & (1 << 21 | 1 << 12 | 1 << 19 | 1 << 27), 0);
+    for set in ["CapBnd:\t", "CapEff:\t", "CapInh:\t"] {
+        let has = told[0].lines().find_map(|line| line.strip_prefix(set));
+        let has = u64::from_str_radix(has.expect("its capabilities"), 16).expect("a number");
+        // Not CAP_SYS_ADMIN, CAP_NET_ADMIN, CAP_SYS_PTRACE, CAP_MKNOD.
+        assert_eq!(has & (1 << 21 | 1 << 12 | 1 << 19 | 1 << 27), 0, "{set}");
+    }
     assert!(!Path::new("/etc/dunlin-was-here").exists());
 }
 

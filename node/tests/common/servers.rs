@@ -17,7 +17,7 @@ pub fn time_stamp() -> u64 {
 /// What it sees and may do, on its standard output.
 pub fn tell() {
     let status = fs::read_to_string("/proc/self/status").expect("/proc");
-    let words = ["NoNewPrivs:", "CapBnd:", "Pid:"];
+    let words = ["NoNewPrivs:", "CapInh:", "CapEff:", "CapBnd:", "Pid:"];
     for line in status
         .lines()
         .filter(|line| words.iter().any(|word| line.starts_with(word)))

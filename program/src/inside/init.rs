@@ -18,6 +18,9 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::Pid;
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set, set_capabilities,
+};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -201,6 +204,7 @@ pub(super) fn behind(walls: &Walls) -> io::Result<()> {
         // SAFETY: a plain system call. One that this kernel does not know is refused, and not had.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
     }
+    inherit_nothing()?;
     if walls.draws_agreed() {
         // Where it lies in memory is chance as well.
         // SAFETY: a plain system call.
@@ -214,6 +218,17 @@ pub(super) fn behind(walls: &Walls) -> io::Result<()> {
     }
     nix::sys::prctl::set_no_new_privs()?;
     Ok(())
+}
+
+/// Root has, after exec, also what it inherits, whatever it is bounded to: what the daemon was started with would be the program's.
+fn inherit_nothing() -> io::Result<()> {
+    clear_ambient_capability_set()?;
+    let has = capabilities(None)?;
+    let sets = CapabilitySets {
+        inheritable: CapabilitySet::empty(),
+        ..has
+    };
+    Ok(set_capabilities(None, sets)?)
 }
 
 /// Until nothing is left.
