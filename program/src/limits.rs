@@ -185,11 +185,7 @@ impl Group {
                 chosen
             }
         };
-        let name = format!(
-            "dunlin-{}-{}",
-            std::process::id(),
-            NEXT.fetch_add(1, Ordering::Relaxed)
-        );
+        let name = free_name(&chosen);
         let mut group = Self { folders: Vec::new() };
         for base in chosen {
             if base.version == Version::Two {
@@ -250,6 +246,22 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         sweep(std::mem::take(&mut self.folders));
+    }
+}
+
+/// One that no group of these places has. A daemon that was killed may have had this one's number, as in a container that is begun again: what it
+/// has left goes here, if it is empty.
+fn free_name(bases: &[&Base]) -> String {
+    loop {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("dunlin-{}-{number}", std::process::id());
+        let is_free = |base: &&Base| {
+            let folder = base.folder.join(&name);
+            fs::remove_dir(&folder).is_ok() || !folder.exists()
+        };
+        if bases.iter().all(is_free) {
+            return name;
+        }
     }
 }
 
@@ -427,6 +439,32 @@ mod tests {
         assert_eq!(max, "67108864");
         // No kernel empties this one.
         std::mem::forget(group);
+    }
+
+    /// One of them has a process still: its name is passed over.
+    #[test]
+    fn groups_of_a_daemon_of_the_same_number_are_in_nobodys_way() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let base = base(Version::One, &[], folder.path());
+        let next = NEXT.load(Ordering::Relaxed);
+        let own = |number: u64| {
+            let name = format!("dunlin-{}-{number}", std::process::id());
+            folder.path().join(name)
+        };
+        // Other tests take names meanwhile.
+        let left = next..next + 100;
+        for number in left.clone() {
+            fs::create_dir_all(own(number).join("a process")).expect("made");
+        }
+        let name = free_name(&[&base]);
+        assert!(!left.map(own).any(|left| left.ends_with(&name)), "{name}");
+        let empty = free_name(&[&base]);
+        let number: u64 = empty.rsplit_once('-').expect("a number").1.parse().expect("one");
+        for number in number + 1..number + 100 {
+            fs::create_dir(own(number)).expect("made");
+        }
+        let name = free_name(&[&base]);
+        assert!(!folder.path().join(&name).exists(), "{name} can be made");
     }
 
     #[test]
