@@ -3,9 +3,10 @@
 //! * **Decides:** how often an image that is written to is sent ahead; when its mark changes.
 //! * **Flow:** a start -> `open`; a join -> the backup's hashes -> `send_ahead` and `receive_ahead`, while the program runs -> it stands still,
 //!   `save` -> with the rest of the join -> `load`; an agreed `Complete` -> `Notes::note`.
-//! * **Invariants:** 1. an image is marked as torn before it is overwritten, and as whole when the group has agreed that its copy is complete;
-//!   2. (memory) a message holds 1 MiB; 3. what is read of an image while its program stands still has a bound; 4. a note that was
-//!   made before an image was overwritten says nothing of it afterwards; 5. where a program has lived no empty image is made for it to begin from.
+//! * **Invariants:** 1. an image is marked as torn before it is made for another host's or overwritten, and as whole when the group has agreed
+//!   that its copy is complete; 2. (memory) a message holds 1 MiB; 3. what is read of an image while its program stands still has a bound; 4. a note
+//!   that was made before an image was overwritten says nothing of it afterwards; 5. where a program has lived no empty image is made for it to
+//!   begin from.
 //! * **Source:** pre-copy, as in live migration (NSDI'05). **Not here:** images themselves (`dunlin_program::data`); whose image counts
 //!   (`images`).
 
@@ -172,7 +173,7 @@ pub(super) fn receive_ahead(
     program: &ProgramSpec,
     marks: &Marks,
 ) -> Result<Receiving, DataError> {
-    let image = marks.data.open(owner(program)?).map_err(DataError::Image)?;
+    let image = marks.open_for_another(owner(program)?)?;
     // As they come: to look at a large image takes longer than who waits is patient.
     let mut first = 0;
     loop {
@@ -289,6 +290,14 @@ impl Marks {
         DataError::Gone(self.data.image.clone())
     }
 
+    /// The image that another host's is to come over. One that is not here is made, empty: the mark of one that somebody has taken away is not its own.
+    fn open_for_another(&self, owner: Option<(u32, u32)>) -> Result<Image, DataError> {
+        if self.read()?.is_none() {
+            self.change(|mark| Some(Mark { torn: true, ..mark }))?;
+        }
+        self.data.open(owner).map_err(DataError::Image)
+    }
+
     fn change(&self, change: impl FnOnce(Mark) -> Option<Mark>) -> Result<(), DataError> {
         let _alone = self.alone.lock();
         let mark = self.data.mark().map_err(DataError::Image)?.unwrap_or_default();
@@ -401,6 +410,29 @@ mod tests {
         };
         marks.change(|_| Some(torn)).expect("written");
         assert!(matches!(marks.may_begin(true), Err(DataError::Torn(_))));
+    }
+
+    #[test]
+    fn an_image_that_is_made_for_another_hosts_does_not_count_as_the_one_that_was_here() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let marks = marks(folder.path());
+        let was_here = Mark {
+            run: 5,
+            index: 900,
+            torn: false,
+        };
+        marks.change(|_| Some(was_here)).expect("written");
+        let Ok(made) = marks.open_for_another(None) else {
+            assert_eq!(marks.read().expect("none"), None, "mkfs.ext4 is not here");
+            return;
+        };
+        let mark = marks.read().expect("a mark").expect("an image");
+        assert!(mark.torn && mark.run == 0, "{mark:?}");
+        drop(made);
+        // One that is here counts until the other one comes.
+        marks.change(|_| Some(was_here)).expect("written");
+        marks.open_for_another(None).expect("it is free");
+        assert_eq!(marks.read().expect("a mark"), Some(was_here));
     }
 
     #[test]
