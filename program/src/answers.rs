@@ -294,8 +294,8 @@ fn write(listener: RawFd, call: &libc::seccomp_notif, at: u64, bytes: &[u8], val
         len: bytes.len(),
     }];
     match process_vm_writev(Pid::from_raw(call.pid as i32), &[IoSlice::new(bytes)], &remote) {
-        Ok(_) => Answer::Value(value),
-        Err(_) => Answer::Error(libc::EFAULT),
+        Ok(written) if written == bytes.len() => Answer::Value(value),
+        _ => Answer::Error(libc::EFAULT),
     }
 }
 

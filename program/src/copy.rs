@@ -36,6 +36,8 @@ const PREPARED_WITHIN: Duration = Duration::from_secs(20);
 
 /// What has ended has printed all that it will; what it left behind may go on.
 const LAST_WORDS_WITHIN: Duration = Duration::from_millis(500);
+/// Where it did, nothing tells that all of its own words were read; what it has printed is read at once, and a loop that waits is silent to its group.
+const WORDS_AMONG_OTHERS_WITHIN: Duration = Duration::from_millis(50);
 
 /// How to run `inside::main`.
 #[derive(Clone, Debug)]
@@ -394,9 +396,9 @@ impl Copy {
     /// The last lines that it printed, `most` of them at most, as a terminal may show them.
     #[must_use]
     pub fn last_words(&self, most: usize) -> Vec<String> {
-        if let (Some(_), Some(printing)) = (&self.ended, &self.printing) {
+        if let (Some(ended), Some(printing)) = (&self.ended, &self.printing) {
             // Its end is told on another way than its words.
-            let _ = printing.recv_timeout(LAST_WORDS_WITHIN);
+            let _ = printing.recv_timeout(words_within(ended));
         }
         let printed = self.printed.lock();
         let bytes: Vec<u8> = printed.iter().copied().collect();
@@ -414,6 +416,13 @@ impl Copy {
 impl Drop for Copy {
     fn drop(&mut self) {
         end(&mut self.keeper);
+    }
+}
+
+fn words_within(ended: &Heard) -> Duration {
+    match ended {
+        Heard::Ended { others: true, .. } => WORDS_AMONG_OTHERS_WITHIN,
+        _ => LAST_WORDS_WITHIN,
     }
 }
 
@@ -512,6 +521,17 @@ mod tests {
         assert_eq!(last_lines(printed, 9).len(), 2, "what says nothing is no line");
         assert!(last_lines(printed, 0).is_empty());
         assert_eq!(last_lines(b"a\xff\x1bb", 1), ["a\u{fffd} b"]);
+    }
+
+    #[test]
+    fn who_left_others_behind_is_not_waited_for_as_if_all_had_ended() {
+        let ended = |others| Heard::Ended {
+            code: Some(0),
+            signal: None,
+            others,
+        };
+        assert_eq!(words_within(&ended(false)), LAST_WORDS_WITHIN);
+        assert_eq!(words_within(&ended(true)), WORDS_AMONG_OTHERS_WITHIN);
     }
 
     #[test]
