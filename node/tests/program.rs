@@ -10,8 +10,7 @@ mod servers;
 mod skipped;
 
 use processes::{ends, processes_with};
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
-use rustix::thread::{CapabilitySets, capabilities, set_capabilities};
+use rustix::process::{Pid, Signal, kill_process};
 use skipped::skip;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -435,30 +434,6 @@ fn what_a_program_starts_by_exec_and_fork_is_behind_the_same_walls() {
     }
 }
 
-/// As the daemon is by its unit, where this machine lets us.
-fn favoured() {
-    for (resource, most) in [
-        (Resource::Rtprio, Some(50)),
-        (Resource::Nice, Some(35)),
-        (Resource::Memlock, None),
-    ] {
-        let limit = Rlimit {
-            current: most,
-            maximum: most,
-        };
-        if setrlimit(resource, limit).is_err() {
-            skip("a program's limits are tested where they can be raised before");
-        }
-    }
-    // What it is started with is inherited: of this thread, which starts the tester.
-    let has = capabilities(None).expect("told");
-    let sets = CapabilitySets {
-        inheritable: has.permitted,
-        ..has
-    };
-    set_capabilities(None, sets).expect("its own");
-}
-
 #[test]
 fn the_walls_hold() {
     if !can_run() {
@@ -466,7 +441,7 @@ fn the_walls_hold() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let logs = folder.path().to_str().expect("a path of text");
-    favoured();
+    servers::favoured();
     poor("tells", "1x1", &["--logs", logs]).comes_to(0);
     let told: Vec<String> = (1..=2)
         .map(|copy| fs::read_to_string(folder.path().join(format!("copy-{copy}.log"))).expect("its log"))

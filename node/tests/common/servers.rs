@@ -1,5 +1,8 @@
-//! What the poor servers of `program.rs` say of their processor, and of what they see.
+//! What the poor servers of `program.rs` say of their processor, and of what they see; what the tester is given that they must not have.
 
+use crate::skipped::skip;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::{CapabilitySets, capabilities, set_capabilities};
 use std::fs;
 
 /// The processor's own clock, by RDTSC and by RDTSCP.
@@ -118,4 +121,28 @@ pub fn writable() -> Vec<String> {
     files.retain(|file| fs::File::options().write(true).open(file).is_ok());
     found.append(&mut files);
     found
+}
+
+/// As the daemon is by its unit, where this machine lets us; and as one that was started with capabilities to pass on.
+pub fn favoured() {
+    for (resource, most) in [
+        (Resource::Rtprio, Some(50)),
+        (Resource::Nice, Some(35)),
+        (Resource::Memlock, None),
+    ] {
+        let limit = Rlimit {
+            current: most,
+            maximum: most,
+        };
+        if setrlimit(resource, limit).is_err() {
+            skip("a program's limits are tested where they can be raised before");
+        }
+    }
+    // What it is started with is inherited: of this thread, which starts the tester.
+    let has = capabilities(None).expect("told");
+    let sets = CapabilitySets {
+        inheritable: has.permitted,
+        ..has
+    };
+    set_capabilities(None, sets).expect("its own");
 }
