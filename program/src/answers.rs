@@ -82,6 +82,8 @@ impl Clock {
 /// The thread that answers one copy. It ends when this is dropped; a tester's when the copy has, too.
 pub struct Answers {
     stop: Arc<AtomicBool>,
+    /// Wakes it when it is closed.
+    wakes: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -106,10 +108,12 @@ impl Answers {
     fn run(listeners: Vec<OwnedFd>, chance: Drawer, clock: Option<Arc<Clock>>) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        let (woken, wakes) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
         let mut answering = Answering {
             listeners,
             chance,
             clock,
+            woken,
         };
         let run = move || {
             while !stopped.load(Ordering::SeqCst) && answering.next() {}
@@ -119,6 +123,7 @@ impl Answers {
             .spawn(run)?;
         Ok(Self {
             stop,
+            wakes: Some(wakes),
             thread: Some(thread),
         })
     }
@@ -127,6 +132,8 @@ impl Answers {
 impl Drop for Answers {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
+        // It hangs up on who waits.
+        self.wakes = None;
         if let Some(thread) = self.thread.take() {
             // A panic there has been told by its own words.
             let _ = thread.join();
@@ -138,6 +145,8 @@ struct Answering {
     listeners: Vec<OwnedFd>,
     chance: Drawer,
     clock: Option<Arc<Clock>>,
+    /// It is to stop.
+    woken: OwnedFd,
 }
 
 enum Drawer {
@@ -180,6 +189,8 @@ impl Answering {
         if let Drawer::Service(source) = &self.chance {
             polled.push(PollFd::from_borrowed_fd(source.pipe(), PollFlags::OUT));
         }
+        // Its end is told unasked.
+        polled.push(PollFd::new(&self.woken, PollFlags::empty()));
         match poll(&mut polled, Some(&timeout)) {
             Ok(0) | Err(rustix::io::Errno::INTR) => return true,
             Ok(_) => {}

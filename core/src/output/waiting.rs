@@ -51,13 +51,6 @@ impl Output {
             .map_or(0, |since_us| now_us.saturating_sub(since_us))
     }
 
-    /// The same of anything at all, acknowledgements as well: who sends much says no more until what it has sent is acknowledged.
-    #[must_use]
-    pub fn waited_for_backup_us(&self, now_us: u64) -> u64 {
-        let since_us = self.waits_for_word_since_us().or(self.acks_wait_since_us());
-        since_us.map_or(0, |since_us| now_us.saturating_sub(since_us))
-    }
-
     /// How much later than what waits longest for the backup's word the primary said something that the backup has said since:
     /// words that are overtaken by that much were lost on the way, or the two VMs have gone different ways.
     #[must_use]
@@ -167,10 +160,7 @@ mod tests {
             (output.waits_for_word_since_us(), output.acks_wait_since_us()),
             (None, Some(70))
         );
-        assert_eq!(
-            (output.waited_for_word_us(100), output.waited_for_backup_us(100)),
-            (0, 30)
-        );
+        assert_eq!(output.waited_for_word_us(100), 0);
         // What a client may be waiting for takes its place.
         output.said(Seg::from_vm(ACK, 500, 9000).with(b"answer").frame(), 80);
         assert_eq!(
@@ -181,6 +171,5 @@ mod tests {
         output.acknowledged(Epoch(1));
         while output.release(90).is_some() {}
         assert_eq!(output.acks_wait_since_us(), None);
-        assert_eq!(output.waited_for_backup_us(100), 0);
     }
 }

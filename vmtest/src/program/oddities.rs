@@ -289,7 +289,7 @@ pub(super) fn stands_still_in_an_upload(cluster: &mut Cluster<'_>) -> Result<()>
     told(
         cluster,
         &primary,
-        &["is dropped as the backup", "has not said within 3 s"],
+        &["is dropped as the backup", "has not said within 15 s"],
     )?;
     cluster.await_protected(NAME, PATIENCE)?;
     down(cluster, &primary)

@@ -38,9 +38,10 @@ const LOOKED_THROUGH: usize = 8;
 /// host may have had no processor for a program that is fit for batches.
 const ALONE_SHARE: u64 = 8;
 const MOST_DOUBLED: u32 = 5;
-/// For a batch that is unread it is asked for this part of the patience whether the copies are quiet. Whoever is found quiet by chance alone (several threads
-/// that take turns at waiting, of which one is watched) may have read all of it long before.
-const QUIET_SHARE: u64 = 16;
+/// For a batch that is unread it is asked for this part of the patience whether the copies are quiet: a program that writes to a disk may take long for it.
+const QUIET_SHARE: u64 = 2;
+/// Whoever was found quiet by chance alone (several threads that take turns at waiting, of which one is watched) may have read all of it long before.
+const BY_CHANCE_SHARE: u64 = 32;
 /// Where nobody can know whether a copy is quiet it is not asked again for so long.
 const UNKNOWN_US: u64 = 1_000_000;
 
@@ -58,6 +59,10 @@ pub(super) struct Batch {
     alone_until_us: u64,
     /// How often in a row the program was not quiet in time.
     unquiet: u32,
+    /// It was quiet by chance the last time: when a batch began, and not when it was read.
+    is_by_chance: bool,
+    /// The batch for which that was asked in vain.
+    in_vain: u64,
     /// Whose the last input was.
     last: Option<FlowKey>,
 }
@@ -81,6 +86,9 @@ impl Gate {
     pub fn are_quiet(&mut self) {
         self.batch.is_quiet = true;
         self.batch.unquiet = 0;
+        if !self.waiting.is_empty() {
+            self.batch.is_by_chance = false;
+        }
         for waiting in self
             .waiting
             .iter_mut()
@@ -189,8 +197,14 @@ impl Gate {
         let helps = (self.waiting.len() > 1 || is_followed)
             && !self.batch.is_quiet
             && now_us >= self.batch.alone_until_us;
-        let is_early = now_us + self.patience_us - self.patience_us / QUIET_SHARE < until_us;
-        if helps && !is_early {
+        let share = match self.batch.is_by_chance {
+            true => BY_CHANCE_SHARE,
+            false => QUIET_SHARE,
+        };
+        let is_early = now_us + self.patience_us - self.patience_us / share < until_us;
+        if helps && !is_early && self.batch.in_vain != self.batch.number {
+            self.batch.in_vain = self.batch.number;
+            self.batch.is_by_chance = true;
             self.was_asked_in_vain(now_us);
         }
         helps && is_early

@@ -40,6 +40,8 @@ use std::{fs, io};
 
 /// The other host makes namespaces: milliseconds, or as long as a busy host gets.
 const ROOM_WITHIN: Duration = Duration::from_secs(30);
+/// What may be short for a moment (descriptors) is there again after one of these; meanwhile the program stands still.
+const MEND_AGAIN_MS: [u64; 4] = [10, 50, 200, 800];
 /// The loop's word, which waits for the last inputs to be read.
 const WORD_WITHIN: Duration = Duration::from_secs(10);
 /// The next part, while the other host dumps.
@@ -139,10 +141,8 @@ impl Carrier {
         let begun = Instant::now();
         let taken = self.take(&criu, prepared, &mut known);
         // A CRIU that was killed has let go of nothing: the program's connections would be mute.
-        if taken.is_err()
-            && let Err(why) = guard::mend(&self.place)
-        {
-            tracing::warn!("after a dump that has failed: {why}");
+        if taken.is_err() {
+            self.mend();
         }
         // Invariant 1.
         let resumed = guard::resume(&self.place, &mut |why| {
@@ -209,6 +209,22 @@ impl Carrier {
             self.send_folder(folder, Epoch(0))?;
         }
         Ok(prepared)
+    }
+
+    /// What a CRIU that was killed has left mute. Nobody else does it later.
+    fn mend(&self) {
+        for pause_ms in MEND_AGAIN_MS {
+            let Err(why) = guard::mend(&self.place) else {
+                return;
+            };
+            tracing::warn!("after a dump that has failed: {why}; it is tried again");
+            std::thread::sleep(Duration::from_millis(pause_ms));
+        }
+        if let Err(why) = guard::mend(&self.place) {
+            tracing::error!(
+                "after a dump that has failed: {why}: its connections stay mute until the next copy is made"
+            );
+        }
     }
 
     /// All that is taken while the program stands still.

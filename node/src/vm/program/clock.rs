@@ -9,6 +9,7 @@
 
 use super::state::{ProgramLoop, Running};
 use dunlin_core::agreed::{Agreed, AgreedTime, SEED_BYTES};
+use dunlin_core::units::ReplicaSet;
 use dunlin_program::chance::{Drawn, Seed};
 use dunlin_program::copy::Copy;
 use dunlin_program::source::Source;
@@ -81,10 +82,8 @@ impl ProgramLoop {
     }
 
     fn propose_seed(&mut self) -> bool {
-        let mut seed = [0; SEED_BYTES];
-        let drawn = File::open("/dev/urandom").and_then(|mut chance| chance.read_exact(&mut seed));
-        match drawn {
-            Ok(()) => self.propose(&Agreed::Seed(seed)),
+        match drawn_here() {
+            Ok(seed) => self.propose(&Agreed::Seed(seed)),
             Err(error) => {
                 self.fails(&format!("/dev/urandom: {error}"));
                 false
@@ -97,6 +96,14 @@ impl ProgramLoop {
         match self.program.agreed.chance {
             true => self.own.agreed.seed,
             false => Some(Seed::default()),
+        }
+    }
+
+    /// Who begins alone needs nobody's word: a copy that joins is given the seed. A leader of an earlier version has said none.
+    pub(super) fn draw_seed_alone(&mut self) {
+        let is_alone = self.agreement.state().complete == ReplicaSet::one(self.me);
+        if is_alone && self.program.agreed.chance && self.own.agreed.seed.is_none() {
+            self.own.agreed.seed = drawn_here().ok();
         }
     }
 
@@ -142,4 +149,11 @@ fn ns(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
     // A clock before 1970 is none.
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or(0)
+}
+
+/// A seed by this host's own chance.
+fn drawn_here() -> std::io::Result<Seed> {
+    let mut seed = [0; SEED_BYTES];
+    File::open("/dev/urandom")?.read_exact(&mut seed)?;
+    Ok(seed)
 }

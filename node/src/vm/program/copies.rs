@@ -57,6 +57,7 @@ impl ProgramLoop {
         let now_us = self.now_us();
         self.own.restart.begins(now_us);
         let again = self.own.restart.again;
+        self.draw_seed_alone();
         // What everybody knows is no chance.
         let Some(seed) = self.first_seed() else {
             return self.fails("nobody has said what it draws its chance from");

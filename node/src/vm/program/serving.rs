@@ -36,9 +36,11 @@ pub(super) enum SwitchoverError {
 const BOTH_WITHIN_US: u64 = 10_000_000;
 /// A backup whose host says nothing for so long is given up: it answers heartbeats many times as often.
 const SILENCE_US: u64 = 400_000;
-/// A word of the backup's copy, or an acknowledgement, that a client waits for, later than this: the copy does not get on. A client that mends
-/// what the copy alone has lost has had several of its own time-outs by then.
+/// A word of the backup's copy that a client waits for, later than this: the copy does not get on.
 const LATE_US: u64 = 3_000_000;
+/// The same of acknowledgements alone. A copy that reads slowly may take some seconds for what a window holds, and a client that mends what the
+/// copy alone has lost has had several of its own time-outs by then.
+const ACKS_LATE_US: u64 = 15_000_000;
 /// What the backup's copy may take to listen beyond the program's own time for that.
 const SLACK_US: u64 = 5_000_000;
 
@@ -310,13 +312,24 @@ impl ProgramLoop {
             return;
         }
         // What was said while a copy was on its way waits for its word since it runs.
-        let waited_us = self.net.output.waited_for_backup_us(now_us);
-        if waited_us.min(now_us - self.backup.followed_us) > LATE_US {
+        let output = &self.net.output;
+        let acks_us = output
+            .acks_wait_since_us()
+            .map_or(0, |since_us| now_us.saturating_sub(since_us));
+        let waited = [
+            (output.waited_for_word_us(now_us), LATE_US),
+            (acks_us, ACKS_LATE_US),
+        ];
+        let followed_us = now_us - self.backup.followed_us;
+        let late = waited
+            .into_iter()
+            .find(|(waited_us, most_us)| followed_us.min(*waited_us) > *most_us);
+        if let Some((_, most_us)) = late {
             if self.backup.dropping != Some(self.group.term()) {
                 let who = self.told_who_waits();
                 self.backup_is_lost(&format!(
                     "its copy has not said within {} s what the one here has{who}",
-                    LATE_US / 1_000_000
+                    most_us / 1_000_000
                 ));
                 self.second_copy_did_not_match(Mismatch::Late);
             }

@@ -1,7 +1,9 @@
 //! What goes into a batch and what goes alone, frame by frame, as the driver would play it.
 
 use crate::output::packet::{ACK, FIN, SYN};
-use crate::program::order::batch::{ALONE_SHARE, ASKED_EACH, MOST_DOUBLED, QUIET_SHARE, SURE};
+use crate::program::order::batch::{
+    ALONE_SHARE, ASKED_EACH, BY_CHANCE_SHARE, MOST_DOUBLED, QUIET_SHARE, SURE,
+};
 use crate::program::order::tests::{PATIENCE_US, answer, client, connected, key, socket};
 use crate::program::order::{Gate, Next, Of, Order, REFUSED_SHARE};
 
@@ -107,43 +109,83 @@ fn where_nobody_can_know_that_copies_are_quiet_or_they_are_not_for_long_inputs_g
     assert_eq!(gate.counters().impatient, 0);
 }
 
-#[test]
-fn a_batch_of_a_program_that_is_quiet_by_chance_alone_holds_nobody_up_for_long() {
-    let mut gate = batching(&[1, 2]);
-    let say = |gate: &mut Gate, seq: u32| {
-        for port in [1, 2] {
-            assert_eq!(gate.arrived(client(port, ACK, seq, b"b")), None);
-        }
-    };
-    say(&mut gate, 101);
-    assert_eq!(gate.next(0), Next::AskForQuiet);
+/// A batch of two that was read at once by a program that is found quiet for `share` of the patience no more. When it was read.
+fn read_and_never_quiet(gate: &mut Gate, seq: u32, now_us: u64, share: u64) -> u64 {
+    both_say(gate, seq);
+    assert_eq!(gate.next(now_us), Next::AskForQuiet);
     gate.are_quiet();
-    assert!(matches!(gate.next(0), Next::Deliver(_)));
-    assert!(matches!(gate.next(0), Next::Deliver(_)));
-    // It has read both at once, and is never found quiet again.
-    let mut now_us = PATIENCE_US / QUIET_SHARE;
-    assert_eq!(gate.next(now_us - 1), Next::AskForQuiet);
-    let Next::Ask(questions) = gate.next(now_us) else {
+    assert!(matches!(gate.next(now_us), Next::Deliver(_)));
+    assert!(matches!(gate.next(now_us), Next::Deliver(_)));
+    let until_us = now_us + PATIENCE_US / share;
+    assert_eq!(gate.next(until_us - 1), Next::AskForQuiet);
+    let Next::Ask(questions) = gate.next(until_us) else {
         panic!("it is asked what it has read");
     };
     for question in questions {
-        assert!(gate.told(&question, socket(2, 0)));
+        assert!(gate.told(&question, socket(u64::from(seq) - 99, 0)));
     }
-    assert_eq!(gate.next(now_us), Next::Idle);
+    assert_eq!(gate.next(until_us), Next::Idle);
+    until_us
+}
+
+#[test]
+fn a_program_that_is_quiet_by_chance_alone_is_waited_for_once_and_then_not_for_long() {
+    let mut gate = batching(&[1, 2]);
+    let mut now_us = read_and_never_quiet(&mut gate, 101, 0, QUIET_SHARE);
     // Inputs go alone for a while, so no batch is asked about, or waited for.
-    for times in 0..3 {
-        say(&mut gate, 102 + times);
+    for seq in 102..105 {
+        both_say(&mut gate, seq);
         for _ in 0..2 {
             assert!(matches!(gate.next(now_us), Next::Deliver(_)));
-            let received = u64::from(3 + times);
-            answer(&mut gate, now_us, &[socket(received, 0); 2], Of::Connection);
+            let read = socket(u64::from(seq) - 99, 0);
+            answer(&mut gate, now_us, &[read; 2], Of::Connection);
         }
         now_us += 1;
     }
     now_us += PATIENCE_US / ALONE_SHARE;
-    say(&mut gate, 105);
-    assert_eq!(gate.next(now_us), Next::AskForQuiet);
+    now_us = read_and_never_quiet(&mut gate, 105, now_us, BY_CHANCE_SHARE);
+    // One that is quiet behind its batch is a program for batches again.
+    now_us += 2 * PATIENCE_US / ALONE_SHARE;
+    for seq in [106, 107] {
+        both_say(&mut gate, seq);
+        let mut delivered = 0;
+        while delivered < 2 {
+            match gate.next(now_us) {
+                Next::AskForQuiet => gate.are_quiet(),
+                Next::Deliver(_) => delivered += 1,
+                Next::Ask(questions) => {
+                    for question in questions {
+                        gate.told(&question, socket(u64::from(seq) - 100, 0));
+                    }
+                }
+                next => panic!("{next:?}"),
+            }
+        }
+    }
+    let late_us = now_us + PATIENCE_US / BY_CHANCE_SHARE;
+    both_say(&mut gate, 108);
+    assert_eq!(gate.next(late_us), Next::AskForQuiet, "it may take its time");
     assert_eq!(gate.counters().impatient, 0);
+}
+
+#[test]
+fn a_batch_that_is_read_late_is_asked_about_in_vain_once() {
+    let mut gate = batching(&[1, 2, 3]);
+    for port in [1, 2] {
+        assert_eq!(gate.arrived(client(port, ACK, 101, b"b")), None);
+    }
+    assert_eq!(gate.next(0), Next::AskForQuiet);
+    gate.are_quiet();
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    assert!(matches!(gate.next(0), Next::Deliver(_)));
+    let (half_us, alone_us) = (PATIENCE_US / QUIET_SHARE, PATIENCE_US / ALONE_SHARE);
+    for now_us in [half_us, half_us + alone_us + 1, PATIENCE_US - 1] {
+        assert!(matches!(gate.next(now_us), Next::Ask(_)));
+    }
+    assert_eq!(
+        (gate.batch.unquiet, gate.batch.alone_until_us),
+        (1, half_us + alone_us)
+    );
 }
 
 #[test]
@@ -211,8 +253,7 @@ fn who_does_not_read_in_a_batch_is_waited_for_once_and_then_goes_alone() {
         gate.told(&question, socket(2, u32::from(question.key == key(2))));
     }
     assert!(matches!(gate.next(PATIENCE_US - 1), Next::Ask(_)));
-    // What comes then goes alone for a while.
-    assert!(matches!(gate.next(PATIENCE_US), Next::Deliver(_)));
+    assert!(matches!(gate.next(PATIENCE_US), Next::AskForQuiet));
     assert_eq!(gate.counters().impatient, 1, "the second client's");
     assert!(gate.heard[&key(2)].refused && !gate.heard[&key(1)].refused);
 }
