@@ -308,6 +308,13 @@ impl Connection {
         self.una == self.nxt && !self.fin && self.reset == Reset::No
     }
 
+    /// Whether the VM's own clock is past what its client has heard: it stands while the VM does, and the shadow socket's does not. Half of the silence
+    /// is what that of a VM with many pauses has got on.
+    pub(super) fn may_speak_itself(&self, now_us: u64) -> bool {
+        let ticks = (now_us.saturating_sub(self.spoke_us) / 2000).min(1 << 30) as u32;
+        !self.stamps || before(self.last_stamp, self.vm_stamp.wrapping_add(ticks))
+    }
+
     pub(super) fn kept(&self) -> usize {
         self.bytes.len()
     }
@@ -429,7 +436,9 @@ impl Connection {
     pub(super) fn for_vm(&self, seq: u32, ack: u32, flags: u8, window: u16) -> crate::agreed::Frame {
         let bare = Bare {
             flags,
-            stamps: self.stamps.then_some((self.client_stamp, self.vm_stamp)),
+            stamps: self
+                .stamps
+                .then_some((later(self.client_stamp, self.said.echo), self.vm_stamp)),
             ..Bare::acknowledgement(seq, ack, window)
         };
         bare.to_vm(self.nic, &self.link, &self.flow)
@@ -541,7 +550,7 @@ impl Connection {
     }
 
     /// Nothing is kept: from now on the VM speaks with the client itself, and its window is the client's.
-    fn go_on_held(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn go_on_held(&mut self, cx: &mut Context<'_>) {
         self.close_socket(cx);
         self.lapse(cx, Phase::Held { ended: false });
         self.forget_at = None;

@@ -100,8 +100,9 @@ pub(super) fn offer(frame: &Frame, segment: &Segment, from_vm: bool) -> Option<O
     Some(offer)
 }
 
-/// Whether a shadow socket's packets, and those of our own, are to the network and to both ends what these are: an end that sends
-/// with the largest TTL may take nothing with a smaller one (RFC 5082), and a mark of the VM's (DSCP) asks for another treatment.
+/// Whether a shadow socket's packets, and those of our own, are to the network and to both ends what these are: a VM that sends with the
+/// largest TTL may take nothing with a smaller one, and so may its client (RFC 5082; both ends do), and a mark of the VM's (DSCP) asks for
+/// another treatment. A client alone says nothing by that TTL: it is the usual one of some load balancers and routers.
 fn is_plain(bytes: &[u8], from_vm: bool) -> bool {
     let ip = &bytes[write::ip_at(bytes)..];
     let (class, ttl) = match ip[0] >> 4 {
@@ -109,8 +110,8 @@ fn is_plain(bytes: &[u8], from_vm: bool) -> bool {
         _ => (ip[0] << 4 | ip[1] >> 4, ip[7]),
     };
     // The lower two bits are ECN's.
-    let is_marked = from_vm && class >> 2 != 0;
-    ttl != u8::MAX && !is_marked
+    let is_marked = class >> 2 != 0;
+    !from_vm || (ttl != u8::MAX && !is_marked)
 }
 
 /// The Ethernet header of `frame`, with its tags.

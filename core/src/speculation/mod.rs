@@ -324,15 +324,21 @@ impl Speculation {
         if now_us < self.full_until_us {
             return false;
         }
-        let ended = self.timers.iter().find(|(_, flow)| {
-            let known = self.connections.get(flow);
-            known.is_some_and(Connection::is_over)
-        });
+        let soon = now_us + connection::LINGER_US;
+        let ended = self
+            .timers
+            .iter()
+            .take_while(|(at, _)| *at <= soon)
+            .find(|(_, flow)| {
+                let known = self.connections.get(flow);
+                known.is_some_and(Connection::is_over)
+            });
         let silent = || {
             let silent = self
                 .connections
                 .iter()
-                .filter(|(_, known)| known.patience_us().is_some() && known.spoke_us + SILENT_US <= now_us);
+                .filter(|(_, known)| known.patience_us().is_some() && known.spoke_us + SILENT_US <= now_us)
+                .filter(|(_, known)| known.fin_acked || known.may_speak_itself(now_us));
             silent.min_by_key(|(_, known)| known.spoke_us)
         };
         let Some(flow) = ended

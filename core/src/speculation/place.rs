@@ -92,7 +92,8 @@ impl Connection {
         self.is_open()
             && segment.ack_flag()
             && segment.seq == self.client_nxt
-            && !before(segment.ack, self.una)
+            // Not one that came by another card already: a bridge may flood it to both.
+            && (before(self.una, segment.ack) || (segment.ack == self.una && segment.seq_len() > 0))
             && self.is_acceptable(segment.ack)
     }
 }

@@ -116,7 +116,14 @@ impl Connection {
                 .patience_us()
                 .is_some_and(|patience| due(self.spoke_us + patience))
         {
-            self.forget(cx);
+            match self.speaks() && !self.fin_acked && !self.may_speak_itself(cx.now_us) {
+                // Held as before its timestamps are lifted still, and it is looked at again after as long a silence.
+                true => {
+                    self.spoke_us = cx.now_us;
+                    self.go_on_held(cx);
+                }
+                false => self.forget(cx),
+            }
         }
     }
 

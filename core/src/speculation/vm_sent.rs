@@ -58,7 +58,7 @@ impl Connection {
             self.said = Pair {
                 ack: segment.ack,
                 window: segment.window,
-                echo: segment.timestamps.map_or(0, |stamps| stamps.echo),
+                echo: segment.timestamps.map_or(self.said.echo, |stamps| stamps.echo),
                 ece: segment.flags & ECE != 0,
             };
         }
