@@ -189,6 +189,20 @@ fn a_connection_goes_on_at_another_card_of_a_bond() {
     }
 }
 
+/// A bridge may flood it to both cards.
+#[test]
+fn a_second_copy_of_an_acknowledgement_at_another_card_moves_nothing() {
+    let mut talk = Talk::open();
+    talk.delivered(0, b"abc");
+    let ack = talk.of_client(0, 1);
+    assert_eq!(talk.says(&ack), ["socket: ACK 0 ack 1"]);
+    let mut out = vec![];
+    talk.core.client_sent(talk.now, at_card(&ack, 1), &mut out);
+    assert_eq!(out, [Action::ToVm(at_card(&ack, 1))]);
+    let again = talk.of_shadow(1, b"bc");
+    assert_eq!(card_of(&mut talk, &again), 0);
+}
+
 #[test]
 fn a_strangers_word_at_another_card_moves_nothing() {
     let mut talk = Talk::open();
