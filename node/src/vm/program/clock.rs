@@ -8,8 +8,7 @@
 //! Not here: what a time waits for (core's `program::order`), how a program reads it (`dunlin_program::page`).
 
 use super::state::{ProgramLoop, Running};
-use dunlin_core::agreed::{Agreed, AgreedTime, SEED_BYTES};
-use dunlin_core::units::ReplicaSet;
+use dunlin_core::agreed::{Agreed, AgreedTime, ReplicaSet, SEED_BYTES};
 use dunlin_program::chance::{Drawn, Seed};
 use dunlin_program::copy::Copy;
 use dunlin_program::source::Source;
@@ -152,7 +151,7 @@ fn ns(clock: ClockId) -> u64 {
 }
 
 /// A seed by this host's own chance.
-fn drawn_here() -> std::io::Result<Seed> {
+fn drawn_here() -> io::Result<Seed> {
     let mut seed = [0; SEED_BYTES];
     File::open("/dev/urandom")?.read_exact(&mut seed)?;
     Ok(seed)
