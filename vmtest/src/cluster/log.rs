@@ -29,7 +29,8 @@ impl Cluster<'_> {
             };
             for line in text.lines() {
                 if let Some(kind) = kind_of(line) {
-                    let at = time_of(line).with_context(|| format!("{}: no time: {line}", path.display()))?;
+                    let at = time_of(event_of(line))
+                        .with_context(|| format!("{}: no time: {line}", path.display()))?;
                     all.push(Logged {
                         at,
                         host: host.clone(),
@@ -48,6 +49,13 @@ fn kind_of(line: &str) -> Option<&str> {
         .1
         .split_once('"')
         .map(|(kind, _)| kind)
+}
+
+/// The event that ends `line`: what the daemon prints goes to the same file, and the end of its line may come behind an event.
+fn event_of(line: &str) -> &str {
+    const TIME: usize = "2026-11-22T15:16:00.123456".len();
+    let event = line.find("Z ").and_then(|end| line.get(end.checked_sub(TIME)?..));
+    event.unwrap_or(line)
 }
 
 /// `2026-11-22T15:16:00.123456Z`, at the line's beginning.
@@ -89,5 +97,7 @@ mod tests {
         assert_eq!(first, SystemTime::UNIX_EPOCH);
         assert_eq!(kind_of("2024-02-29T12:30:05.25Z  INFO dunlin: ready"), None);
         assert_eq!(time_of("ready: T"), None);
+        let torn = format!("ready: host d, control socket /d/control.sock{line}");
+        assert_eq!((event_of(&torn), event_of(line)), (line, line));
     }
 }
