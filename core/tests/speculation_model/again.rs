@@ -2,6 +2,7 @@
 
 use super::seg::*;
 use super::talk::{CLIENT, Talk, VM, limits};
+use super::troubles::half_closed;
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::Offload;
 use dunlin_core::speculation::{Action, Replica, Speculation};
@@ -17,14 +18,7 @@ fn resets(talk: &mut Talk) {
 
 /// Both ends close.
 fn ends(talk: &mut Talk) {
-    let mut end = talk.of_vm(0, 0);
-    end.flags |= FIN;
-    talk.says(&end);
-    talk.flush();
-    talk.sync();
-    let mut seg = talk.of_shadow(0, b"");
-    seg.flags |= FIN;
-    talk.shadow(&seg);
+    half_closed(talk);
     let mut end = talk.of_client(0, 1);
     end.flags |= FIN;
     talk.says(&end);

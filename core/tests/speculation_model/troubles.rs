@@ -177,7 +177,7 @@ fn connections_that_come_and_go_while_the_vm_is_alone_do_not_keep_a_backup_from_
 }
 
 /// A talk whose client has the VM's end, and says none.
-fn half_closed(talk: &mut Talk) {
+pub(super) fn half_closed(talk: &mut Talk) {
     let mut end = talk.of_vm(0, 0);
     end.flags |= FIN;
     talk.says(&end);
