@@ -191,7 +191,7 @@ enum UnclearDisks {
     },
     /// Another host's may be newer.
     #[error(
-        "host '{newest}' had newer disks of VM '{vm}' than host '{first}', which would begin; whose count is not clear: {why}; say whose: 'dunlin \
+        "host '{newest}' may have newer disks of VM '{vm}' than host '{first}', which would begin; whose count is not clear: {why}; say whose: 'dunlin \
          up {origin} --from {newest}', or '--from {first}'"
     )]
     Newer {

@@ -6,7 +6,7 @@
 //!   effect says so; (3) an older disk boots only when a person has said that it is older.
 //! * **Not here:** the plain life of a VM (`life`), mistakes in files (`bad_input`).
 
-use dunlin_api::{EventKind, Role, State};
+use dunlin_api::{Event, EventKind, Role, State};
 use std::fs::{self, File};
 use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 
 use super::World;
 use super::life::{failed, gone};
-use super::run::ask_guest;
+use super::run::{ask_guest, ask_guest_within};
 use crate::client::Connection;
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
 use crate::testbed::TestbedSpec;
@@ -234,20 +234,35 @@ fn hung_disks(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
         ..VmPlan::redis("dunlin")
     };
     let file = plan.write(cluster.testbed(), &world.image)?;
-    for role in ["backup", "primary"] {
-        hung_disk(cluster, &plan, &file.to_string_lossy(), role).with_context(|| format!("the {role}'s"))?;
+    // A primary whose QEMU is silent gives its office up within some seconds: before `down` is said, or not.
+    for (role, down_after) in [("backup", 5), ("primary", 5), ("primary", 1)] {
+        let down_after = Duration::from_secs(down_after);
+        hung_disk(cluster, &plan, &file.to_string_lossy(), role, down_after)
+            .with_context(|| format!("the {role}'s, down after {down_after:?}"))?;
     }
     Ok(())
 }
 
-fn hung_disk(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &str, role: &str) -> Result<()> {
+fn hung_disk(
+    cluster: &mut Cluster<'_>,
+    plan: &VmPlan,
+    file: &str,
+    role: &str,
+    down_after: Duration,
+) -> Result<()> {
     cluster.dunlin("a", &["up", file])?;
     await_service(cluster.testbed().node("client"), plan.service(), PATIENCE)?;
     let (primary, backup) = cluster.await_protected("redis", PATIENCE)?;
-    let host = if role == "backup" { backup } else { primary.clone() };
-    cluster.dunlin(&host, &["inject", "redis", "hang=on"])?;
+    let host = if role == "backup" { &backup } else { &primary };
+    let took_over_before = take_overs(cluster, &backup)?;
+    cluster.dunlin(host, &["inject", "redis", "hang=on"])?;
     // Redis writes it to its disk before it answers: the primary's takes it at once, the backup's with the next sync.
-    let asked = ask_guest(cluster.testbed(), plan.service(), &["SET", "hangs", role]);
+    let asked = ask_guest_within(
+        cluster.testbed(),
+        plan.service(),
+        &["SET", "hangs", role],
+        down_after,
+    );
     if role == "backup" {
         asked?;
         // Its buffers take more: it goes on following, and only what is to be durable waits.
@@ -266,19 +281,35 @@ fn hung_disk(cluster: &mut Cluster<'_>, plan: &VmPlan, file: &str, role: &str) -
     cluster.await_status("no host knows the VM", PATIENCE, |hosts| {
         hosts.iter().all(|host| host.vms.is_empty()).then_some(())
     })?;
-    let told = cluster.events(&host)?;
+    // The disk that hangs is the newest, unless the backup has taken over.
+    let is_newest = host == &primary && take_overs(cluster, &backup)? == took_over_before;
+    let told = cluster.events(host)?;
     ensure!(
         told.iter().any(|event| event.kind == EventKind::EndsLate),
         "host {host} does not tell what remains there: {told:?}"
     );
     failed(&cluster.output("a", &["up", file])?, 2, &["redis.img"])?;
     // The disk answers again.
-    cluster.kill_host(&host)?;
-    cluster.start_host(&host)?;
-    cluster.dunlin("a", &["up", file])?;
+    cluster.kill_host(host)?;
+    cluster.start_host(host)?;
+    if is_newest {
+        // What it had written last could not be read when the VM ended: a person says that it counts.
+        let unclear = ["not clear", "could not be read", &format!("--from {host}")];
+        failed(&cluster.output("a", &["up", file])?, 2, &unclear)?;
+        cluster.dunlin("a", &["up", file, "--from", host])?;
+    } else {
+        cluster.dunlin("a", &["up", file])?;
+    }
     cluster.await_protected("redis", PATIENCE)?;
     cluster.dunlin("a", &["down", "--now", "redis"])?;
     gone(cluster)
+}
+
+/// How often that host has taken a VM over.
+fn take_overs(cluster: &Cluster<'_>, host: &str) -> Result<usize> {
+    let told = cluster.events(host)?;
+    let is_take_over = |event: &&Event| event.kind == EventKind::TookOver;
+    Ok(told.iter().filter(is_take_over).count())
 }
 
 /// `up` says how far it is, and where the backup cannot join, why; the VM runs all the same, and is protected once that is mended.

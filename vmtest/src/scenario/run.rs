@@ -532,15 +532,24 @@ pub(super) fn order_guest(testbed: &Testbed, guest: SocketAddr, word: &str) -> R
 
 /// A command to the guest's redis.
 pub(super) fn ask_guest(testbed: &Testbed, guest: SocketAddr, words: &[&str]) -> Result<Answer> {
-    const AT_MOST: Duration = Duration::from_secs(5);
+    ask_guest_within(testbed, guest, words, Duration::from_secs(5))
+}
+
+/// A command to the guest's redis, whose answer is waited for so long.
+pub(super) fn ask_guest_within(
+    testbed: &Testbed,
+    guest: SocketAddr,
+    words: &[&str],
+    at_most: Duration,
+) -> Result<Answer> {
     let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
     let asked = testbed
         .node("client")
         .spawn("ask-guest", move || -> Result<Answer> {
             let connection =
-                Connection::open(guest, AT_MOST).map_err(|error| anyhow::anyhow!("{guest}: {error}"));
+                Connection::open(guest, at_most).map_err(|error| anyhow::anyhow!("{guest}: {error}"));
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
-            Ok(connection?.ask(&words, AT_MOST)?)
+            Ok(connection?.ask(&words, at_most)?)
         })?;
     asked
         .join()
