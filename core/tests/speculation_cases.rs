@@ -6,6 +6,8 @@
 mod again;
 #[path = "speculation_model/bounds.rs"]
 mod bounds;
+#[path = "speculation_model/clocks.rs"]
+mod clocks;
 #[allow(dead_code, reason = "the random conversations use all of it")]
 #[path = "speculation_model/seg.rs"]
 mod seg;

@@ -1,0 +1,187 @@
+//! Transcripts of timestamps, and of who makes room: whose own clock its client would take for an old one does not.
+
+use super::seg::*;
+use super::talk::{CLIENT, Talk, limits};
+use super::troubles::half_closed;
+use dunlin_core::offload::Offload;
+use dunlin_core::speculation::{Action, Limits, Speculation};
+
+const NOTHING: [&str; 0] = [];
+/// A connection is built for the next client.
+const BUILT: [&str; 2] = [
+    "build at 0 mss 1460 scale Some((7, 7)) sack true",
+    "vm: ACK 0 ack 0",
+];
+
+fn with_room_for(connections: usize) -> Talk {
+    let mut talk = Talk::new();
+    talk.core = Speculation::new(Limits {
+        connections,
+        ..limits()
+    });
+    talk
+}
+
+/// The client has one byte of the VM, which its shadow socket sent at `clock`. The VM's own says 50.
+fn has_heard(talk: &mut Talk, clock: u32) {
+    talk.data(0, b"x");
+    talk.flush();
+    talk.sync();
+    talk.write();
+    let seg = Seg {
+        ticks: Some((clock, 60)),
+        ..talk.of_shadow(0, b"x")
+    };
+    assert_eq!(talk.shadow(&seg), ["client: ACK 0 ack 0 \"x\""]);
+    let ack = talk.of_client(0, 1);
+    assert_eq!(talk.says(&ack), ["socket: ACK 0 ack 1"]);
+    talk.flush();
+}
+
+/// The next client's handshake ends.
+fn comes(talk: &mut Talk, client: usize) -> Vec<String> {
+    talk.client = client;
+    talk.greet();
+    let third = talk.of_client(0, 0);
+    talk.says(&third)
+}
+
+/// The VM's clock stands while the VM does. A client throws away as old what comes with one that is behind what it has heard.
+#[test]
+fn the_longest_silent_makes_room_unless_its_own_clock_may_be_behind() {
+    let mut talk = with_room_for(2);
+    talk.opens();
+    has_heard(&mut talk, 50_000);
+    talk.client = 4;
+    talk.opens();
+    // The first one's clock counts as 30,550 now.
+    assert_eq!(talk.wait(61_000_000), NOTHING);
+    let second_goes = ["destroy", "vm: ACK 0 ack 0", BUILT[0], BUILT[1]];
+    assert_eq!(comes(&mut talk, 8), second_goes);
+    // As 50,550.
+    assert_eq!(talk.wait(40_000_000), NOTHING);
+    let first_goes = ["destroy", "vm: ACK 0 ack 1", BUILT[0], BUILT[1]];
+    assert_eq!(comes(&mut talk, 12), first_goes);
+}
+
+#[test]
+fn where_every_clock_may_be_behind_nobody_makes_room() {
+    let mut talk = with_room_for(1);
+    talk.opens();
+    has_heard(&mut talk, 50_000);
+    talk.wait(61_000_000);
+    assert_eq!(comes(&mut talk, 4), ["vm: ACK 0 ack 0"], "held as before");
+    assert_eq!(talk.data(0, b"bytes"), ["held: ACK 0 ack 0 \"bytes\""]);
+    // The first one is what it was.
+    talk.client = 0;
+    assert_eq!(talk.data(1, b"bytes"), NOTHING);
+    assert_eq!(talk.flush(), ["vm: ACK 0 ack 6"]);
+}
+
+#[test]
+fn what_has_ended_makes_room_before_what_is_silent() {
+    let mut talk = with_room_for(2);
+    talk.opens();
+    talk.client = 4;
+    talk.opens();
+    let reset = talk.seg(false, RST, CLIENT, 0);
+    assert_eq!(talk.says(&reset).len(), 2);
+    talk.wait(61_000_000);
+    assert_eq!(comes(&mut talk, 8), BUILT);
+    talk.client = 0;
+    assert_eq!(talk.data(0, b"bytes"), NOTHING, "it lives");
+}
+
+/// After four hours, too, it is not the VM that speaks next: what it says is held, and its clock is lifted.
+#[test]
+fn a_silent_connection_whose_own_clock_is_behind_is_held_for_as_long_again() {
+    let mut talk = Talk::open();
+    // More than half of four hours, in milliseconds.
+    has_heard(&mut talk, 8_000_000);
+    assert_eq!(talk.wait(14_399_000_000), NOTHING);
+    assert_eq!(talk.wait(1_000_000), ["destroy", "vm: ACK 0 ack 1"]);
+    assert_eq!(talk.core.size(), (1, 0));
+    let mut answer = talk.of_vm(1, 0);
+    answer.payload = b"late".to_vec();
+    let mut out = vec![];
+    talk.core.vm_sent(talk.now, write(&answer), &mut out);
+    let Some(Action::Hold(frame)) = out.pop() else {
+        panic!("{out:?}")
+    };
+    assert_eq!(read(&frame).and_then(|seg| seg.ticks), Some((8_000_000, 60)));
+    assert_eq!(talk.wait(14_399_000_000), NOTHING);
+    assert_eq!(talk.core.size().0, 1);
+    assert_eq!(talk.wait(1_000_000), NOTHING);
+    assert_eq!(talk.core.size().0, 0);
+}
+
+/// The VM has nothing more to say there: no clock of it can be behind.
+#[test]
+fn where_the_vms_end_has_arrived_no_clock_keeps_a_connection() {
+    for is_full in [true, false] {
+        let mut talk = with_room_for(1);
+        talk.opens();
+        half_closed(&mut talk);
+        // A repetition that was on its way.
+        let mut end = talk.of_shadow(0, b"");
+        end.flags |= FIN;
+        end.ticks = Some((8_000_000, 60));
+        assert_eq!(talk.shadow(&end), ["client: FIN|ACK 0 ack 0"]);
+        if is_full {
+            assert_eq!(talk.wait(60_000_000), NOTHING);
+            assert_eq!(comes(&mut talk, 4), ["destroy", BUILT[0], BUILT[1]]);
+        } else {
+            assert_eq!(talk.wait(600_000_000), ["destroy"]);
+            assert_eq!(talk.core.size().0, 0);
+        }
+    }
+}
+
+/// The client's clock in the next acknowledgement for the VM, and the VM's.
+fn acknowledged(talk: &mut Talk) -> Option<(u32, u32)> {
+    let mut out = vec![];
+    talk.core.flush(talk.now, &mut out);
+    let Some(Action::ToVm(frame)) = out.pop() else {
+        panic!("{out:?}")
+    };
+    read(&frame).and_then(|seg| seg.ticks)
+}
+
+/// Fragments pass unread, with the clock in them: the VM threw away as old an acknowledgement that had an older one.
+#[test]
+fn acknowledgements_have_the_newest_clock_of_the_client_that_the_vm_has_echoed() {
+    let mut talk = Talk::open();
+    let mut answer = talk.of_vm(0, 8);
+    answer.ticks = Some((51, 75));
+    answer.payload = b"ok".to_vec();
+    talk.says(&answer);
+    assert_eq!(acknowledged(&mut talk), Some((75, 51)));
+    // One without timestamps takes back nothing of that, for neither end.
+    let mut more = talk.of_vm(2, 8);
+    more.ticks = None;
+    more.payload = b"more".to_vec();
+    talk.says(&more);
+    assert_eq!(acknowledged(&mut talk), Some((75, 51)));
+    talk.sync();
+    assert_eq!(talk.write().0, b"okmore");
+    let mut out = vec![];
+    let seg = talk.of_shadow(0, b"okmore");
+    talk.core
+        .socket_sent(talk.now, &write_tun(&seg), Offload::default(), &mut out);
+    let Some(Action::ToClient(frame, _)) = out.pop() else {
+        panic!("{out:?}")
+    };
+    assert_eq!(read(&frame).and_then(|seg| seg.ticks), Some((1000, 75)));
+}
+
+/// What the client itself said later than the VM has echoed is newer.
+#[test]
+fn acknowledgements_have_the_clients_own_clock_where_that_is_newer() {
+    let mut talk = Talk::open();
+    let mut question = talk.of_client(0, 0);
+    question.ticks = Some((90, 50));
+    question.payload = b"?".to_vec();
+    talk.says(&question);
+    talk.data(0, b"not yet of it");
+    assert_eq!(acknowledged(&mut talk), Some((90, 50)));
+}
