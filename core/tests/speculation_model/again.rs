@@ -197,6 +197,40 @@ fn a_second_copy_of_an_acknowledgement_at_another_card_moves_nothing() {
     assert_eq!(card_of(&mut talk, &again), 0);
 }
 
+/// An upload acknowledges nothing new, and its bytes are new once.
+#[test]
+fn a_clients_next_bytes_move_its_connection_and_their_second_copy_does_not() {
+    let mut talk = Talk::open();
+    talk.delivered(0, b"abc");
+    let mut bytes = talk.of_client(0, 0);
+    bytes.payload = b"upload".to_vec();
+    let mut out = vec![];
+    talk.core.client_sent(talk.now, at_card(&bytes, 1), &mut out);
+    talk.core.client_sent(talk.now, at_card(&bytes, 0), &mut out);
+    assert_eq!(
+        talk.told(out),
+        ["vm: ACK 0 ack 3 \"upload\"", "vm: ACK 0 ack 0 \"upload\""]
+    );
+    let again = talk.of_shadow(0, b"abc");
+    assert_eq!(card_of(&mut talk, &again), 1);
+}
+
+/// It is of another connection between the same ends, in a network that this host cannot tell from the first.
+#[test]
+fn a_vms_word_of_other_streams_at_another_card_moves_nothing() {
+    let mut talk = Talk::open();
+    talk.delivered(0, b"abc");
+    // Beyond what it has said, before what its client has, and of bytes that its client cannot have said, or that it said long ago.
+    for (at, ack) in [(4, 0), (u32::MAX - 1, 0), (3, 100_000), (3, u32::MAX)] {
+        let word = talk.seg(true, ACK, VM.wrapping_add(at), CLIENT.wrapping_add(ack));
+        let mut out = vec![];
+        talk.core.vm_sent(talk.now, at_card(&word, 1), &mut out);
+        assert_eq!(out, [Action::Hold(at_card(&word, 1))]);
+    }
+    let again = talk.of_shadow(0, b"abc");
+    assert_eq!(card_of(&mut talk, &again), 0);
+}
+
 #[test]
 fn a_strangers_word_at_another_card_moves_nothing() {
     let mut talk = Talk::open();
