@@ -2,7 +2,7 @@
 //!
 //! Flow: a SYN of either end -> `Handshake` -> the answer -> the opener's acknowledgement -> `Connection::begin`.
 //! Invariants: 1. what is odd is forgotten, and an end of it that nobody knows is held as before: a SYN with data (TFO), an
-//!    option that is not known here (TFO, MD5, AO, MPTCP, AccECN), a SYN of AccECN, a TTL of 255, a DSCP of the VM's.
+//!    option that is not known here (TFO, MD5, AO, MPTCP, AccECN), a SYN of AccECN, a TTL of 255 or a DSCP of the VM's.
 //! 2. a handshake in progress travels with a checkpoint: its SYN-ACK may have left, and what ends it comes to the new primary.
 //!    A prototype forgot that, and one download of thirty hung after a take-over.
 //! Source: RFC 9293, 7323, 2018, 7413 (TFO), 5082 (TTL), 2474 (DSCP). Not here: how many there may be (`mod.rs`).

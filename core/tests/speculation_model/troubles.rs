@@ -31,20 +31,16 @@ fn connections_with_the_largest_ttl_or_a_mark_of_the_vms_are_held_as_before() {
     // The clients have IPv4 and IPv6; an odd byte of the VM's header, of the client's, or of none.
     for (client, of_vm, at, byte, held) in [
         (0, true, 8, 255, true),
+        // Some load balancers and routers send so to everybody.
         (0, false, 8, 255, false),
         (0, true, 1, 0xb8, true),
         (2, true, 7, 255, true),
+        (2, false, 7, 255, false),
         (2, true, 1, 0x80, true),
         // ECN is another thing, and the client's marks come to nobody.
         (0, true, 1, 0x02, false),
         (0, false, 1, 0xb8, false),
     ] {
-        let mut talk = Talk::new();
-        talk.client = client;
-        let mut syn = talk.seg(false, SYN, CLIENT - 1, 0);
-        syn.offer = Some(talk.offer());
-        let mut answer = talk.seg(true, SYN | ACK, VM - 1, CLIENT);
-        answer.offer = Some(talk.offer());
         let on_the_way = |seg: &Seg| {
             let mut frame = write(seg);
             if seg.from_vm == of_vm {
@@ -54,14 +50,30 @@ fn connections_with_the_largest_ttl_or_a_mark_of_the_vms_are_held_as_before() {
             }
             frame
         };
-        let mut out = vec![];
-        talk.core.client_sent(talk.now, on_the_way(&syn), &mut out);
-        talk.core.vm_sent(talk.now, on_the_way(&answer), &mut out);
-        assert_eq!(out.len(), 2);
-        let third = talk.of_client(0, 0);
-        talk.says(&third);
-        let begun = talk.core.counts().begun;
-        assert_eq!(begun == 0, held, "{client} {of_vm} {at} {byte}");
+        for vm_opens in [false, true] {
+            let mut talk = Talk::new();
+            talk.client = client;
+            let (first, second) = match vm_opens {
+                true => (VM, CLIENT),
+                false => (CLIENT, VM),
+            };
+            let mut syn = talk.seg(vm_opens, SYN, first - 1, 0);
+            syn.offer = Some(talk.offer());
+            let mut answer = talk.seg(!vm_opens, SYN | ACK, second - 1, first);
+            answer.offer = Some(talk.offer());
+            let mut out = vec![];
+            for seg in [&syn, &answer] {
+                match seg.from_vm {
+                    true => talk.core.vm_sent(talk.now, on_the_way(seg), &mut out),
+                    false => talk.core.client_sent(talk.now, on_the_way(seg), &mut out),
+                }
+            }
+            assert_eq!(out.len(), 2);
+            let third = talk.seg(vm_opens, ACK, first, second);
+            talk.says(&third);
+            let begun = talk.core.counts().begun;
+            assert_eq!(begun == 0, held, "{client} {of_vm} {at} {byte} {vm_opens}");
+        }
     }
 }
 
