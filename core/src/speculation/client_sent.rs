@@ -3,7 +3,7 @@
 //! Invariants: 1. the VM hears of its own stream only what this room has decided: `ack_for_vm`, `window_for_vm`, no SACK, no ECE.
 //! 2. the shadow socket never hears of bytes that it has not sent. 3. what lies outside the VM's window teaches nothing.
 //! 4. what acknowledges bytes that were never sent, or that are long past, goes nowhere: for the VM the number is made anew, so that it
-//!    cannot look at it itself.
+//!    cannot look at it itself. What else is out of place, a reset and a SYN too, is the VM's to challenge.
 //! Source: VEE'12, 3.2; RFC 5961 for resets and for acknowledgements, 3168 for ECN: CWR answers the VM's own ECE and passes, ECE is of
 //! a stream that the shadow socket sends without ECT. Not here: checksums (looked at before).
 
@@ -66,7 +66,7 @@ impl Connection {
             let frame = self.rewritten(cx, frame, segment);
             cx.out.push(Action::ToVm(frame));
         } else if self.asked {
-            // The client is there: that is all the VM wanted to know.
+            // The client is there, and has this connection: that is all the VM wanted to know.
             self.asked = false;
             self.due = true;
         }

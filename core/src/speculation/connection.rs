@@ -159,7 +159,7 @@ pub(super) struct Connection {
     /// The last TSval that the client was sent, and the shadow socket's first.
     pub(super) last_stamp: u32,
     pub(super) first_stamp: u32,
-    /// The client was asked by the VM whether it is there.
+    /// The client was asked by the VM whether it is there, or whether it has this connection.
     pub(super) asked: bool,
     pub(super) rtt_us: u64,
     pub(super) dummy: Dummy,

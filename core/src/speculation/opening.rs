@@ -15,13 +15,23 @@ use crate::output::packet::Segment;
 use bytes::Bytes;
 
 impl Speculation {
-    /// A VM that begins with another number has forgotten what was over between the same ends. Whatever comes of the new connection, its
-    /// words are none of the old one's.
+    /// A VM that begins with another number has forgotten what was between the same ends. What was over goes: whatever comes of the new
+    /// connection, its words are none of the old one's. Of one that lives the client is the judge: one that has it answers the VM's SYN with an
+    /// acknowledgement of it (RFC 5961), by which the VM knows that it has to reset that first.
     pub(super) fn opens_anew(&mut self, now_us: u64, flow: Flow, segment: &Segment, out: &mut Vec<Action>) {
+        if !self.is_known(&flow, &segment.key) {
+            return;
+        }
         let start = segment.seq.wrapping_add(1);
-        let forgotten = |known: &Connection| known.is_over() && known.vm_start != start;
-        if self.is_known(&flow, &segment.key) && self.connections.get(&flow).is_some_and(forgotten) {
+        let old = self.connections.get_mut(&flow);
+        let Some(old) = old.filter(|known| known.vm_start != start) else {
+            return;
+        };
+        if old.is_over() {
             self.end(now_us, flow, out);
+        } else if !segment.ack_flag() {
+            // Not where it answers a SYN: a stranger may have sent that.
+            old.asked = true;
         }
     }
 

@@ -92,6 +92,99 @@ fn a_backup_hears_of_the_olds_end_also_where_nothing_comes_of_the_new_one() {
     assert_eq!(talk.replica.size().0, 0);
 }
 
+/// It knows nothing of the connection that its host still has, and asks from the same port. It would try in vain until that is given up.
+#[test]
+fn a_client_that_was_rebooted_hears_the_vms_challenge_and_connects_again() {
+    for is_kept in [false, true] {
+        let mut talk = Talk::open();
+        talk.delivered(0, b"abc");
+        if !is_kept {
+            let ack = talk.of_client(0, 3);
+            talk.says(&ack);
+            talk.flush();
+        }
+        let mut syn = talk.seg(false, SYN, NEXT_CLIENT - 1, 0);
+        syn.offer = Some(talk.offer());
+        assert_eq!(talk.says(&syn), ["vm: SYN 69999 ack -1001"]);
+        let challenge = talk.of_vm(3, 0);
+        assert_eq!(talk.says(&challenge), [""; 0]);
+        assert_eq!(talk.sync(), ["client: ACK 3 ack 0"]);
+        // Its answer has the number that it was challenged with.
+        let reset = talk.seg(false, RST, CLIENT, 0);
+        assert_eq!(talk.says(&reset), ["vm: RST|ACK 0 ack 3", "destroy"]);
+        // Its next try is answered.
+        assert_eq!(talk.says(&syn), ["vm: SYN 69999 ack -1001"]);
+        let mut answer = talk.seg(true, SYN | ACK, NEXT_VM - 1, NEXT_CLIENT);
+        answer.offer = Some(talk.offer());
+        assert_eq!(talk.says(&answer), ["held: SYN|ACK 89999 ack 70000"]);
+        let third = talk.seg(false, ACK, NEXT_CLIENT, NEXT_VM);
+        assert_eq!(
+            talk.says(&third),
+            [
+                "build at 90000 mss 1460 scale Some((7, 7)) sack true",
+                "vm: ACK 70000 ack 90000"
+            ]
+        );
+        assert_eq!(talk.core.size(), (1, 0));
+    }
+}
+
+/// A guest that was rebooted: the challenge once stayed here as an acknowledgement that says nothing new, and from that port the VM
+/// came to nobody as long as its peer had the old connection.
+#[test]
+fn a_vm_that_has_forgotten_a_connection_hears_its_clients_challenge_and_resets_it() {
+    // The new one with options that are known here, and with one that is not.
+    for extra in [vec![], vec![34, 2]] {
+        let is_odd = !extra.is_empty();
+        let mut talk = Talk::open();
+        talk.delivered(0, b"abc");
+        let challenge = talk.of_client(0, 3);
+        talk.says(&challenge);
+        talk.flush();
+        let mut syn = talk.seg(true, SYN, NEXT_VM - 1, 0);
+        syn.offer = Some(Offer {
+            extra,
+            ..talk.offer()
+        });
+        assert_eq!(talk.says(&syn).len(), 1, "held");
+        talk.sync();
+        assert_eq!(talk.says(&challenge), ["socket: ACK 0 ack 3"]);
+        assert_eq!(talk.flush(), ["vm: ACK 0 ack 3"]);
+        // Once.
+        talk.says(&challenge);
+        assert_eq!(talk.flush(), [""; 0]);
+        let reset = talk.seg(true, RST, VM + 3, 0);
+        assert_eq!(talk.says(&reset), [""; 0]);
+        assert_eq!(talk.sync(), ["client: RST|ACK 3 ack 0", "destroy"]);
+        // The SYN that comes again finds nobody at its client's.
+        assert_eq!(talk.says(&syn).len(), 1, "held");
+        let mut answer = talk.seg(false, SYN | ACK, NEXT_CLIENT - 1, NEXT_VM);
+        answer.offer = Some(talk.offer());
+        assert_eq!(talk.says(&answer), ["vm: SYN|ACK 69999 ack 90000"]);
+        let third = talk.seg(true, ACK, NEXT_VM, NEXT_CLIENT);
+        let lines = talk.says(&third);
+        let expected = match is_odd {
+            true => "held: ACK 90000 ack 70000",
+            false => "build at 90000 mss 1460 scale Some((7, 7)) sack true",
+        };
+        assert_eq!(lines, [expected]);
+    }
+}
+
+/// A late copy of the SYN that has opened it asks nobody, and no answer to a SYN does: a stranger may have sent that one.
+#[test]
+fn only_a_new_syn_of_the_vm_asks_for_the_clients_challenge() {
+    for (flags, isn) in [(SYN, VM - 1), (SYN | ACK, VM + 500)] {
+        let mut talk = Talk::open();
+        let mut syn = talk.seg(true, flags, isn, CLIENT + 500);
+        syn.offer = Some(talk.offer());
+        assert_eq!(talk.says(&syn).len(), 1, "held");
+        let ack = talk.of_client(0, 0);
+        assert_eq!(talk.says(&ack), ["socket: ACK 0 ack 0"]);
+        assert_eq!(talk.flush(), [""; 0]);
+    }
+}
+
 /// `seg` as it goes from a card to a next hop whose addresses are these.
 fn on_link(seg: &Seg, to: u8, from: u8) -> Frame {
     let mut bytes = write(seg).bytes.to_vec();

@@ -62,3 +62,32 @@ fn an_older_acknowledgement_passes_with_the_bytes_beside_it() {
     late.payload = b"late".to_vec();
     assert_eq!(talk.says(&late), ["vm: ACK 0 ack 10 \"late\""]);
 }
+
+/// A SYN or a reset with a number that anybody may hit upon (RFC 5961): the VM challenges it, and that is all that comes of it.
+#[test]
+fn what_the_vm_challenges_disturbs_nothing() {
+    for flags in [RST, RST | ACK, SYN, SYN | ACK] {
+        let mut talk = Talk::open();
+        talk.delivered(0, b"abc");
+        let mut stray = talk.seg(false, flags, CLIENT + 77, VM);
+        if stray.has(SYN) {
+            stray.offer = Some(talk.offer());
+        }
+        let lines = talk.says(&stray);
+        assert!(lines.len() == 1 && lines[0].starts_with("vm: "), "{lines:?}");
+        let challenge = talk.of_vm(3, 0);
+        assert_eq!(talk.says(&challenge), NOTHING, "it waits like any word");
+        assert_eq!(talk.sync(), ["client: ACK 3 ack 0"]);
+        // Both streams go on.
+        let mut question = talk.of_client(0, 3);
+        question.payload = b"?".to_vec();
+        assert_eq!(
+            talk.says(&question),
+            ["socket: ACK 0 ack 3", "vm: ACK 0 ack 3 \"?\""]
+        );
+        talk.flush();
+        talk.data(3, b"more");
+        assert_eq!(talk.flush(), ["vm: ACK 1 ack 7"]);
+        assert_eq!(talk.core.size(), (1, 4));
+    }
+}
