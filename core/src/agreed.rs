@@ -10,7 +10,7 @@
 //! 3. Nothing follows a VM's end. Its hosts apply that at different times, and one that still leads may have said meanwhile that it goes
 //!    on without a backup that is gone: that must not start the VM again.
 //!
-//! Source: ARCHITECTURE.md, "Failures"; the rule itself is ours. Not here: the bytes (`wire::agreed`), elections
+//! Source: ARCHITECTURE.md, "Who may speak"; the rule itself is ours. Not here: the bytes (`wire::agreed`), elections
 //! (`consensus::election`).
 
 use crate::policy::Policy;

@@ -15,7 +15,7 @@
 //! 4. What a host knows of who was complete counts, though it has no disk (a witness) or its log is lost (its note): a disk that is known to be
 //!    older boots only where a person says that it is to (`--force-stale`).
 //!
-//! Source: ARCHITECTURE.md, "Failures": the persisted log says who was last. Not here: asking, and how new an image is (`node`); what a leader
+//! Source: ARCHITECTURE.md, "Who may speak": the persisted log says who was last. Not here: asking, and how new an image is (`node`); what a leader
 //! may do (`leadership`).
 
 #[cfg(test)]

@@ -18,7 +18,7 @@
 //! 4. An entry that drops this host counts as soon as it is *appended* here, since it may be agreed without this host knowing; so does one
 //!    that says that the VM has lived. It counts until another leader's entry has its place.
 //!
-//! Source: ARCHITECTURE.md, "Failures"; the rules are ours. Not here: elections (`consensus`), what the log says of the VM (`agreed`), the
+//! Source: ARCHITECTURE.md, "Who may speak"; the rules are ours. Not here: elections (`consensus`), what the log says of the VM (`agreed`), the
 //! lease (`consensus::lease`), sessions and syncs (`epoch`, `sync`).
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! 3. A cut goes only forwards; a snapshot begins anew, backwards too. What was remembered of another history would stand for entries that it does
 //!    not know.
 //!
-//! Source: ARCHITECTURE.md, "The log". Not here: what a full log means (`node`), the cut itself (`consensus`).
+//! Source: docs/replica.md. Not here: what a full log means (`node`), the cut itself (`consensus`).
 
 use crate::agreed::{AgreedState, ReplicaSet};
 use crate::replica::sync::bugs::{Bug, Bugs};

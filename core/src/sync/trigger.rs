@@ -5,15 +5,15 @@
 //! Invariants:
 //! 1. Two syncs are at least the shortest interval apart.
 //! 2. Output never waits longer for the *start* of a sync than the longest interval; where outputs are compared, than
-//!    a second or a few times what a sync costs, whichever is more, and never more than two seconds. Acknowledgements
-//!    alone wait two seconds.
+//!    a second or a few times as long as the backup's first output after a load takes, whichever is more, and never more
+//!    than two seconds. Acknowledgements alone wait two seconds.
 //! 3. Where outputs are compared, a difference brings a sync at once (invariant 1 permitting); a word that was overtaken by others
 //!    does so soon.
 //!
 //! Where outputs are compared, output that waits is no reason by itself: the backup may be about to say the same. It
 //! is one when the backup has nothing left to do and has not said it: then it never will. A backup that works on and
-//! on is waited for as long as a few syncs would cost, and no longer: so a client never pays much more than it would
-//! have to. There is no time-out to guess; a fixed one would sync too often under load and too late without (measured:
+//! on is waited for as long as a few loads would keep it silent, and no longer: so a client never pays much more than it
+//! would have to. There is no time-out to guess; a fixed one would sync too often under load and too late without (measured:
 //! docs/output.md).
 //!
 //! Source: PLOVER, "sync when both VMs are idle"; Remus syncs at a fixed period; COLO syncs on a difference. Not
@@ -108,7 +108,7 @@ const COST_SHARE: u64 = 40;
 const LONGEST_ROUTINE_US: u64 = 60_000_000;
 /// A VM that writes much is synced sooner, so that a sync finds room in the backup; no sooner than this.
 const SHORTEST_FILL_US: u64 = 100_000;
-/// The backup's word is waited for as long as this many syncs would cost, and at least so long: a backup that works and is
+/// The backup's word is waited for this many times as long as its first one after a load took, and at least so long: a backup that works and is
 /// late is believed to say it yet. After a load it is slow (under TCG it translates anew, half a second for some services),
 /// and a sync would make it begin anew: with a quarter of a second a loaded backup never got beyond that (docs/output.md).
 const PATIENCE_SYNCS: u64 = 4;
