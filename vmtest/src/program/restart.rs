@@ -17,6 +17,8 @@ use crate::cluster::Cluster;
 
 /// What is not to come would have come within this time.
 const LONG_ENOUGH: Duration = Duration::from_secs(5);
+/// The last of so many rests is of 16 s: nobody is so busy that it is not seen.
+const RESTS: u32 = 5;
 
 /// Serves anew after an end without a cause that a client could be.
 pub(super) fn each_policy(cluster: &mut Cluster<'_>) -> Result<()> {
@@ -44,8 +46,8 @@ fn ends(cluster: &Cluster<'_>, policy: &str, how: [&'static str; 2], words: &str
         _ => ask(cluster, &["LATER", "abort"], PATIENCE)?,
     };
     ensure!(told_to == Some(Answer::Integer(1)), "{told_to:?}");
-    has_ended(cluster)?;
     if !again {
+        has_failed(cluster)?;
         failed_on_both(cluster, words)?;
         std::thread::sleep(LONG_ENOUGH);
         failed_on_both(cluster, words)?;
@@ -68,12 +70,36 @@ fn ends(cluster: &Cluster<'_>, policy: &str, how: [&'static str; 2], words: &str
     down(cluster, "c")
 }
 
-/// A copy has ended by itself.
-fn has_ended(cluster: &Cluster<'_>) -> Result<()> {
+/// A copy has ended by itself, for good.
+fn has_failed(cluster: &Cluster<'_>) -> Result<()> {
     cluster.await_status("a copy has ended", PATIENCE, |hosts| {
-        let ended = |state: &State| matches!(state, State::Failed | State::Restarting);
         let mut vms = hosts.iter().filter_map(|host| host.vm(NAME));
-        vms.any(|vm| ended(&vm.state)).then_some(())
+        vms.any(|vm| vm.state == State::Failed).then_some(())
+    })
+}
+
+/// How often it was begun again on either host.
+fn begun_again(cluster: &Cluster<'_>) -> Result<usize> {
+    let mut times = 0;
+    for host in ["a", "b"] {
+        let told = events(cluster, host)?.into_iter();
+        times += told.filter(|event| event.kind == EventKind::BegunAgain).count();
+    }
+    Ok(times)
+}
+
+/// Both copies have ended, and it waits to be begun again. Not: that was over before it was seen.
+fn rests(cluster: &Cluster<'_>, begun_before: usize) -> Result<bool> {
+    cluster.await_status("both copies have ended", PATIENCE, |hosts| {
+        let waits = |name: &str| {
+            let host = hosts.iter().find(|host| host.host == name);
+            let vm = host.and_then(|host| host.vm(NAME));
+            vm.is_some_and(|vm| vm.state == State::Restarting)
+        };
+        if waits("a") && waits("b") {
+            return Some(true);
+        }
+        (begun_again(cluster).ok()? > begun_before).then_some(false)
     })
 }
 
@@ -121,16 +147,16 @@ pub(super) fn not_after_down(cluster: &mut Cluster<'_>) -> Result<()> {
         cluster,
         &Plan::odd("threads", &["restart = \"always\"".to_owned()])?,
     )?;
-    ask(cluster, &["LATER", "1"], PATIENCE)?;
-    has_ended(cluster)?;
-    cluster.await_status("both copies have ended", PATIENCE, |hosts| {
-        let waits = |name: &str| {
-            let host = hosts.iter().find(|host| host.host == name);
-            let vm = host.and_then(|host| host.vm(NAME));
-            vm.is_some_and(|vm| vm.state == State::Restarting)
-        };
-        (waits("a") && waits("b")).then_some(())
-    })?;
+    // Each rest is twice as long as the one before.
+    for number in 1.. {
+        let begun_before = begun_again(cluster)?;
+        ask(cluster, &["LATER", "1"], PATIENCE)?;
+        if rests(cluster, begun_before)? {
+            break;
+        }
+        ensure!(number < RESTS, "it was never seen to wait");
+        cluster.await_protected(NAME, PATIENCE)?;
+    }
     down(cluster, "b")?;
     std::thread::sleep(LONG_ENOUGH);
     cluster.await_status("nobody begins it", PATIENCE, |hosts| {
