@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use dunlin_api::EventKind;
 
 use super::stories::{await_alone, under_counted_load};
-use super::{ACKNOWLEDGED, MAC, NAME, PATIENCE};
+use super::{ACKNOWLEDGED, MAC, NAME, PATIENCE, whole};
 use crate::client::Counter;
 use crate::cluster::Cluster;
 use crate::scenario::campaign::speaker::{OneSpeaker, take_overs};
@@ -86,6 +86,7 @@ fn replaced(
             .map_err(|why| anyhow!(why))
     };
     judge(&mut one_speaker, cluster)?;
+    whole(cluster)?;
     away(cluster, true)?;
     cluster.await_take_over(NAME, primary, PATIENCE)?;
     counter

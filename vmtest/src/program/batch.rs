@@ -7,7 +7,7 @@
 use anyhow::{Context, Result, ensure};
 use dunlin_api::EventKind;
 
-use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, count, down, figure, oddities, up};
+use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, count, down, figure, oddities, up, whole};
 use crate::cluster::{Cluster, HostStatus};
 
 const CLIENTS: usize = 50;
@@ -21,6 +21,7 @@ pub(super) fn is_read_alike(cluster: &mut Cluster<'_>) -> Result<()> {
     let (mut together, mut inputs) = (0, 0);
     for number in 1..=KILLS {
         counter.await_more(4 * ACKNOWLEDGED, PATIENCE)?;
+        (primary, _) = whole(cluster)?;
         together += figure(cluster, &primary, |program| program.together)?;
         inputs += figure(cluster, &primary, |program| program.inputs)?;
         let differing = figure(cluster, &primary, |program| program.differing)?;
@@ -83,6 +84,7 @@ pub(super) fn are_kept_apart(cluster: &mut Cluster<'_>) -> Result<()> {
         "inputs were still unread together, or outputs differed"
     );
     // The other host knows it of the copy that it got.
+    let (primary, _) = whole(cluster)?;
     cluster.kill_host(&primary)?;
     let (took_over, _) = cluster.await_take_over(NAME, &primary, PATIENCE)?;
     cluster.start_host(&primary)?;

@@ -5,19 +5,18 @@
 //! * **Not here:** what a copy costs.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
 use super::holds::Holds;
 use super::stories::under_counted_load;
-use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, down, up};
+use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, down, up, whole};
 use crate::cluster::{Cluster, in_a_testbed};
 use crate::testbed::TestbedSpec;
 
 /// The second take-over is by a copy of the copy that took over first.
 pub(super) fn two_die(cluster: &mut Cluster<'_>) -> Result<()> {
-    under_counted_load(cluster, |cluster, primary, backup, counter| {
+    under_counted_load(cluster, |cluster, primary, _, counter| {
         cluster.kill_host(primary)?;
         cluster.await_take_over(NAME, primary, PATIENCE)?;
         cluster.start_host(primary)?;
@@ -27,8 +26,9 @@ pub(super) fn two_die(cluster: &mut Cluster<'_>) -> Result<()> {
         counter
             .await_more(ACKNOWLEDGED, PATIENCE)
             .context("no answers beside the new copy")?;
-        cluster.kill_host(backup)?;
-        cluster.await_take_over(NAME, backup, PATIENCE).map(drop)
+        let (serves, _) = whole(cluster)?;
+        cluster.kill_host(&serves)?;
+        cluster.await_take_over(NAME, &serves, PATIENCE).map(drop)
     })
 }
 
@@ -51,14 +51,16 @@ pub(super) fn few_joins(cluster: &mut Cluster<'_>) -> Result<()> {
 fn play_joins(cluster: &mut Cluster<'_>, times: usize) -> Result<String> {
     /// The first ones may begin something that stays: a thread of a library, memory that is kept.
     const WARM: usize = 2;
-    let (mut primary, _) = up(cluster, &Plan::redis(cluster.testbed())?)?;
+    up(cluster, &Plan::redis(cluster.testbed())?)?;
     let counter = count(cluster, CONNECTIONS)?;
     let mut first = None;
     for number in 1..=times {
         counter.await_more(ACKNOWLEDGED / 5, PATIENCE)?;
-        cluster.dunlin(&primary, &["switchover", NAME])?;
-        (primary, _) = cluster
-            .await_take_over(NAME, &primary, PATIENCE)
+        // It is refused while there is no second copy.
+        let (old, _) = whole(cluster)?;
+        cluster.dunlin(&old, &["switchover", NAME])?;
+        let (primary, _) = cluster
+            .await_take_over(NAME, &old, PATIENCE)
             .with_context(|| format!("switchover {number}"))?;
         // The old primary may take itself for a protected one still.
         cluster.await_status(&format!("join {number}"), PATIENCE, |hosts| {
@@ -71,19 +73,11 @@ fn play_joins(cluster: &mut Cluster<'_>, times: usize) -> Result<String> {
     }
     let (clients, _) = counter.finish()?;
     ensure!(clients.is_clean(), "clients were let down: {clients:?}");
-    // The last one may end what it began still.
-    let until = Instant::now() + PATIENCE;
-    let last = loop {
-        let last = Holds::of_both(cluster, &primary)?;
-        let is_more = |first: &Vec<Holds>| last.iter().zip(first).any(|(now, then)| now.is_more_than(then));
-        if !first.as_ref().is_some_and(is_more) {
-            break last;
-        }
-        ensure!(
-            Instant::now() < until,
-            "after {times} joins the hosts hold {last:?}, after {WARM} {first:?}"
-        );
-        std::thread::sleep(Duration::from_millis(50));
+    let (primary, _) = whole(cluster)?;
+    let last = match &first {
+        Some(first) => Holds::await_no_more_than(cluster, &primary, first)
+            .with_context(|| format!("after {times} joins, and after {WARM}"))?,
+        None => Holds::of_both(cluster, &primary)?,
     };
     down(cluster, &primary)?;
     let before = first.map_or_else(String::new, |first| Holds::told(&first));

@@ -5,9 +5,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
+use super::PATIENCE;
 use crate::cluster::Cluster;
 
 /// The namespaces of a process, by what they are of.
@@ -63,6 +65,27 @@ impl Holds {
             namespaces: namespaces.len(),
             taps: String::from_utf8_lossy(&taps.stdout).lines().count(),
         })
+    }
+
+    /// What both hosts hold when it is no more than `then`: what was done last may still be ending.
+    pub(super) fn await_no_more_than(
+        cluster: &Cluster<'_>,
+        primary: &str,
+        then: &[Self],
+    ) -> Result<Vec<Self>> {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let now = Self::of_both(cluster, primary)?;
+            let mut both = now.iter().zip(then);
+            if !both.any(|(now, then)| now.is_more_than(then)) {
+                return Ok(now);
+            }
+            ensure!(
+                Instant::now() < until,
+                "the hosts hold {now:?}, and held {then:?} before"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
     }
 
     /// Links and requests come and go: a few of each are no leak, one for each start is.

@@ -10,7 +10,7 @@ use dunlin_api::{EventKind, HostStatus};
 use nix::sys::signal::Signal;
 
 use super::stories::await_alone;
-use super::{ACKNOWLEDGED, CONNECTIONS, MAC, NAME, PATIENCE, Plan, count, data, down, up};
+use super::{ACKNOWLEDGED, CONNECTIONS, MAC, NAME, PATIENCE, Plan, count, data, down, up, whole};
 use crate::client::Counter;
 use crate::cluster::Cluster;
 use crate::scenario::campaign::speaker::{OneSpeaker, take_overs};
@@ -38,7 +38,9 @@ pub(super) fn dead_backup(cluster: &mut Cluster<'_>) -> Result<()> {
     cluster.start_host(&primary)?;
     let (serves, follows) = cluster.await_protected(NAME, PATIENCE)?;
     ensure!(
-        (&*serves, &*follows) == ("d", &*primary),
+        ["d", &*primary]
+            .iter()
+            .all(|host| [&*serves, &*follows].contains(host)),
         "{serves} serves with {follows}"
     );
     dies(cluster, "d", &counter)?;
@@ -49,7 +51,8 @@ pub(super) fn dead_backup(cluster: &mut Cluster<'_>) -> Result<()> {
 /// the next one's part.
 pub(super) fn standby(cluster: &mut Cluster<'_>) -> Result<()> {
     let plan = Plan {
-        standby_after: Some("1s"),
+        // Longer than a host that lives is silent on a busy machine.
+        standby_after: Some("5s"),
         ..Plan::redis(cluster.testbed())?
     };
     let (primary, backup, counter) = begin(cluster, &plan)?;
@@ -211,9 +214,10 @@ pub(super) fn with_data(cluster: &mut Cluster<'_>) -> Result<()> {
 }
 
 fn begin(cluster: &mut Cluster<'_>, plan: &Plan) -> Result<(String, String, Counter)> {
-    let (primary, backup) = up(cluster, plan)?;
+    up(cluster, plan)?;
     let counter = count(cluster, CONNECTIONS)?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    let (primary, backup) = whole(cluster)?;
     Ok((primary, backup, counter))
 }
 
@@ -225,10 +229,11 @@ fn of<'a>(hosts: &'a [HostStatus], host: &str) -> Option<&'a dunlin_api::VmStatu
 fn move_backup(cluster: &Cluster<'_>, said_on: &str, host: &str, more: &[&str]) -> Result<()> {
     let words = [&["move", NAME, "--backup", host], more].concat();
     let told = cluster.dunlin(said_on, &words)?;
-    let (_, backup) = cluster.await_protected(NAME, PATIENCE)?;
+    let (serves, follows) = cluster.await_protected(NAME, PATIENCE)?;
+    // On a busy machine an election may have come since.
     ensure!(
-        backup == host,
-        "the backup is on host {backup}, not on {host}: {told}"
+        [&*serves, &*follows].contains(&host),
+        "{serves} serves with {follows}, and no copy is on {host}: {told}"
     );
     ensure!(told.contains("is up and protected"), "{told}");
     Ok(())
@@ -273,6 +278,7 @@ fn refused(cluster: &Cluster<'_>, to: &[&str], words: &str) -> Result<()> {
 }
 
 fn dies(cluster: &mut Cluster<'_>, primary: &str, counter: &Counter) -> Result<()> {
+    whole(cluster)?;
     cluster.kill_host(primary)?;
     cluster.await_take_over(NAME, primary, PATIENCE)?;
     counter

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{CONNECTIONS, NAME, PATIENCE, Plan, count, down, up};
+use super::{CONNECTIONS, NAME, PATIENCE, Plan, count, down, up, whole};
 use crate::client::Boots;
 use crate::client::registers::Registers;
 use crate::cluster::in_a_testbed;
@@ -32,13 +32,14 @@ pub fn run(binary: &Path, kills: u32, seed: u64, say: &mut dyn FnMut(&str)) -> R
     in_a_testbed("program-kills", &TestbedSpec::three_hosts(), binary, |cluster| {
         cluster.start_hosts()?;
         let mut random = Random::new(seed);
-        let (mut primary, mut backup) = up(cluster, &Plan::redis(cluster.testbed())?)?;
+        up(cluster, &Plan::redis(cluster.testbed())?)?;
         let counter = count(cluster, CONNECTIONS)?;
         let client = cluster.testbed().node("client");
         let registers = Registers::start(client, service(), READERS, PATIENCE, &Boots::never())?;
         let mut killed = [0_u32; 3];
         for number in 1..=kills {
             std::thread::sleep(Duration::from_millis(random.below(REST_MS)));
+            let (mut primary, backup) = whole(cluster)?;
             // Of six the primary's host four times.
             let (which, victim) = match random.below(6) {
                 0 => (1, backup.clone()),
@@ -51,7 +52,7 @@ pub fn run(binary: &Path, kills: u32, seed: u64, say: &mut dyn FnMut(&str)) -> R
                 cluster
                     .await_take_over(NAME, &victim, PATIENCE)
                     .with_context(|| format!("kill {number}"))?;
-                std::mem::swap(&mut primary, &mut backup);
+                primary = backup;
             }
             registers
                 .await_more(READERS, PATIENCE)
@@ -77,7 +78,7 @@ pub fn run(binary: &Path, kills: u32, seed: u64, say: &mut dyn FnMut(&str)) -> R
             history.stuck
         );
         let said = linear::check(&checker, &history.operations, &cluster.dir().join("history"))?;
-        down(cluster, &primary)?;
+        down(cluster, "c")?;
         Ok(format!(
             "{} kills of the primary's host, {} of the backup's, {} of the witness, seed {seed}, {} counted, 0 lost; {said}",
             killed[0], killed[1], killed[2], clients.acknowledged

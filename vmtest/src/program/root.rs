@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, REDIS, count, down, path, up};
+use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, REDIS, count, down, path, up, whole};
 use crate::cluster::Cluster;
 
 const SERVER: &str = "/bin/redis-server";
@@ -74,6 +74,7 @@ pub(super) fn is_its_own(cluster: &mut Cluster<'_>) -> Result<()> {
     }
     let counter = count(cluster, CONNECTIONS)?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    let (primary, backup) = whole(cluster)?;
     cluster.kill_host(&primary)?;
     counter
         .await_more(ACKNOWLEDGED, PATIENCE)
@@ -83,6 +84,7 @@ pub(super) fn is_its_own(cluster: &mut Cluster<'_>) -> Result<()> {
         .await_protected(NAME, PATIENCE)
         .context("a copy in the same root")?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    whole(cluster)?;
     cluster.kill_host(&backup)?;
     counter
         .await_more(ACKNOWLEDGED, PATIENCE)

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use super::holds::Holds;
 use super::{
     ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, batch, count, data, down, guard, moves, oddities,
-    path, restart, root, time, up,
+    path, restart, root, time, up, whole,
 };
 use crate::client::{Connection, Counter};
 use crate::cluster::{Cluster, in_a_testbed};
@@ -185,9 +185,10 @@ fn under_load_of(
     cluster: &mut Cluster<'_>,
     happens: impl FnOnce(&mut Cluster<'_>, &str, &str, &Counter) -> Result<()>,
 ) -> Result<()> {
-    let (primary, backup) = up(cluster, plan)?;
+    up(cluster, plan)?;
     let counter = count(cluster, CONNECTIONS)?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
+    let (primary, backup) = whole(cluster)?;
     happens(cluster, &primary, &backup, &counter)?;
     counter
         .await_more(ACKNOWLEDGED, PATIENCE)
@@ -242,6 +243,7 @@ fn witness_dies(cluster: &mut Cluster<'_>) -> Result<()> {
                 .all(|peer| peer.connected)
                 .then_some(())
         })?;
+        let (primary, _) = whole(cluster)?;
         cluster.kill_host(&primary)?;
         cluster.await_take_over(NAME, &primary, PATIENCE).map(drop)
     })
@@ -293,18 +295,13 @@ fn leaves_nothing(cluster: &mut Cluster<'_>) -> Result<()> {
     for number in 1..=STARTS {
         up(cluster, &plan).with_context(|| format!("start {number}"))?;
         down(cluster, "a").with_context(|| format!("end {number}"))?;
-        let holds = Holds::of_both(cluster, "a")?;
         // The first ones may begin something that stays: a thread of a library, a descriptor for chance.
         if number == 2 {
-            first = Some(holds);
-        } else if let (Some(first), true) = (&first, number == STARTS) {
-            let more = holds.iter().zip(first).any(|(now, then)| now.is_more_than(then));
-            ensure!(
-                !more,
-                "after {STARTS} starts the daemons hold {holds:?}, after two {first:?}"
-            );
+            first = Some(Holds::of_both(cluster, "a")?);
         }
     }
+    let first = first.context("two starts")?;
+    Holds::await_no_more_than(cluster, "a", &first).with_context(|| format!("after {STARTS} starts"))?;
     Ok(())
 }
 

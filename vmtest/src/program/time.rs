@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, down, up};
+use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, count, down, up, whole};
 use crate::client::{Answer, Connection};
 use crate::cluster::Cluster;
 use crate::demo::service;
@@ -52,6 +52,7 @@ fn play(cluster: &mut Cluster<'_>, plan: Plan, draws: bool) -> Result<()> {
     for number in 1..=KILLS {
         counter.await_more(ACKNOWLEDGED, PATIENCE)?;
         askers.await_more(ACKNOWLEDGED)?;
+        (primary, _) = whole(cluster)?;
         no_difference(cluster, &primary, since_ms).with_context(|| format!("before kill {number}"))?;
         cluster.kill_host(&primary)?;
         counter
@@ -83,6 +84,7 @@ pub(super) fn shakes_hands_alike(cluster: &mut Cluster<'_>) -> Result<()> {
     let (mut primary, _) = up(cluster, &plan)?;
     for number in 1..=2 {
         shake_hands(cluster)?;
+        (primary, _) = whole(cluster)?;
         no_difference(cluster, &primary, since_ms).with_context(|| format!("before kill {number}"))?;
         cluster.kill_host(&primary)?;
         let (took_over, _) = cluster.await_take_over(NAME, &primary, PATIENCE)?;
