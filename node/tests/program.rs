@@ -398,7 +398,8 @@ fn whoever_reads_the_processors_own_clock_is_told_where() {
     let alike = poor("tsc", "1x10", &agreed);
     assert_eq!(read_by(alike.comes_to(0)).1, wanted);
     // Who counts reads none; the loader may.
-    let counts = poor("counts", "2x10", &["--tsc"]);
+    let options = ["--tsc", "--patience-ms", "9000", "--order", "answer"];
+    let counts = poor("counts", "2x10", &options);
     assert_eq!(read_by(counts.comes_to(0)), (0, 0, Some(0)));
 }
 
