@@ -139,12 +139,12 @@ func (lab *lab) agreed(each func(*allocation.State)) *allocation.State {
 	return state
 }
 
-// died says whether a controller has counted as dead until now.
-func (lab *lab) died() (died bool) {
+// died says whether a controller has counted as dead until now, beside the one that is named.
+func (lab *lab) died(beside string) (died bool) {
 	lab.t.Helper()
 	lab.agreed(func(state *allocation.State) {
-		for _, lives := range state.Controllers {
-			died = died || !lives
+		for name, lives := range state.Controllers {
+			died = died || !lives && name != beside
 		}
 	})
 	return died

@@ -35,7 +35,7 @@ func TestEachControllerBindsItsOwnCopies(t *testing.T) {
 		}
 	}
 	// On a busy machine one may be silent for so long that another one gets its copy.
-	if len(by) != 3 && !lab.died() {
+	if len(by) != 3 && !lab.died("") {
 		t.Fatalf("not each of three controllers has bound one of three copies: %v", by)
 	}
 	lab.server.End("critical")
@@ -79,7 +79,8 @@ func TestTheLeaderIsKilledBetweenAgreementAndBind(t *testing.T) {
 		if by == "" {
 			t.Fatalf("%+v was agreed, and bound are %+v", binding, state.Bound)
 		}
-		if own := copy.Controller != leader; own && by != copy.Controller {
+		// On a busy machine its own controller may be silent for so long that another one gets it.
+		if own := copy.Controller != leader; own && by != copy.Controller && !lab.died(leader) {
 			t.Fatalf("copy %d is of controller %s, and %s bound it", at, copy.Controller, by)
 		}
 	}
