@@ -78,7 +78,7 @@ impl Bed for Tls {
     fn streams(&mut self) -> Option<(Stream, Stream)> {
         let listener = Listener::bind("127.0.0.1:0", self.a.clone()).unwrap();
         let hello = Hello::new("vm", "a", Purpose::Log);
-        let (_, b) = connect(listener.local_addr(), &self.b, &hello, Duration::from_secs(5)).unwrap();
+        let (_, b) = connect(listener.local_addr(), &self.b, &hello, Duration::from_secs(60)).unwrap();
         let (_, a) = listener.accept().unwrap();
         Some((a, b))
     }

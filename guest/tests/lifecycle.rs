@@ -76,7 +76,7 @@ fn stop_save_and_cont_answer_and_the_end_is_reported() {
     let mut states = vec![];
     for _ in 0..3 {
         qemu.stop().unwrap();
-        states.push(qemu.save_devices(Duration::from_secs(10)).unwrap());
+        states.push(qemu.save_devices(Duration::from_secs(60)).unwrap());
         qemu.cont().unwrap();
     }
     assert!(
@@ -92,7 +92,7 @@ fn stop_save_and_cont_answer_and_the_end_is_reported() {
     );
     let unknown = qemu.qmp().execute("no-such-command", serde_json::Value::Null);
     assert!(matches!(unknown, Err(QmpError::Refused { .. })));
-    assert!(qemu.quit(Duration::from_secs(10)).unwrap().success());
+    assert!(qemu.quit(Duration::from_secs(60)).unwrap().success());
     assert!(matches!(qemu.stop(), Err(QmpError::Closed)));
 }
 
@@ -208,7 +208,7 @@ fn qemu_dies_with_a_killed_daemon() {
     daemon.kill().unwrap();
     daemon.wait().unwrap();
     let timeout = rustix::event::Timespec {
-        tv_sec: 10,
+        tv_sec: 60,
         tv_nsec: 0,
     };
     let mut waited = [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)];

@@ -37,7 +37,7 @@ impl Journald {
     fn start(folder: &Path) -> Result<Self> {
         let path = folder.join("notify");
         let ready = UnixDatagram::bind(&path)?;
-        ready.set_read_timeout(Some(Duration::from_secs(20)))?;
+        ready.set_read_timeout(Some(Duration::from_secs(60)))?;
         let child = Command::new("unshare")
             .args(["--mount", "sh", "-c", BEGIN])
             .env("NOTIFY_SOCKET", &path)
