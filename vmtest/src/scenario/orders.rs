@@ -19,7 +19,7 @@ use nix::unistd::Pid;
 
 use super::World;
 use super::life::{failed, gone};
-use super::run::{ask_guest, ask_guest_within};
+use super::run::ask_guest_within;
 use crate::client::Connection;
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
 use crate::testbed::TestbedSpec;
