@@ -28,8 +28,8 @@ pub(super) struct Programs {
     /// Only the stories of `program` with this in their names.
     #[arg(long, value_name = "TEXT")]
     story: Option<String>,
-    /// Only these in `program-services`, by commas: memcached, nginx, go, node, lighttpd, mariadb, mariadb-2, -4, -8, -16, -ring-4, -ring-16, and the
-    /// same of postgresql.
+    /// Only these in `program-services`, by commas: memcached, nginx, go, node, lighttpd, mariadb, mariadb-2, postgresql, postgresql-2 (these are
+    /// played if none is named), mariadb-4, -8, -16, -ring-4, -ring-16, and the same of postgresql.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     programs: Vec<String>,
 }
