@@ -128,6 +128,11 @@ impl Counter {
         })
     }
 
+    /// How many clients there are: each has one INCR on its way at most.
+    pub fn connections(&self) -> u64 {
+        self.workers.len() as u64
+    }
+
     /// How many INCRs were acknowledged so far, by all workers.
     pub fn acknowledged(&self) -> u64 {
         self.shared.acknowledged.load(Ordering::Relaxed)

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -10,6 +11,8 @@ use super::Cluster;
 
 /// The host that has the authority's key.
 const FIRST: &str = "a";
+/// A key that is refused is so within this time, on a machine however busy.
+const REFUSES: Duration = Duration::from_secs(30);
 
 impl Cluster<'_> {
     /// The authority's key, and the record of what it signed, go from where `dunlin init` left them to host a.
@@ -43,13 +46,19 @@ impl Cluster<'_> {
         anyhow::bail!("host {asked} does not know of host {host}")
     }
 
-    /// `asked` refuses `host`, in one line with these words.
+    /// `asked` refuses `host`, in one line with these words; one that is late may be said not to answer at first.
     pub fn refuses(&self, asked: &str, host: &str, words: &str) -> Result<()> {
-        let why = self
-            .problem(asked, host)?
-            .with_context(|| format!("{asked} reaches {host}"))?;
-        ensure!(why.contains(words) && !why.contains('\n'), "{why}");
-        Ok(())
+        let deadline = Instant::now() + REFUSES;
+        loop {
+            let why = self
+                .problem(asked, host)?
+                .unwrap_or_else(|| format!("{asked} reaches {host}"));
+            if why.contains(words) && !why.contains('\n') {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "{why}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 
     /// A machine comes in under the name of a host whose daemon does not run: by a token, with keys of its own. Its state folder stays.

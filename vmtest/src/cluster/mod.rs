@@ -14,6 +14,7 @@ mod log;
 mod metrics;
 mod plan;
 mod remains;
+mod switchover;
 
 use dunlin_api::Role;
 use std::collections::{BTreeMap, BTreeSet};

@@ -39,18 +39,17 @@ impl Stage<'_, '_> {
     }
 
     pub(super) fn kill_all(&mut self) -> Result<()> {
-        self.last_primary = Some(self.with_role("primary")?);
-        let mut order = Vec::new();
-        // One after the other, though within milliseconds: in this order nobody can take over in between.
-        for role in ["witness", "backup", "primary"] {
-            if let Some(host) = with_role(&self.cluster.statuses(), &self.vm, role) {
-                order.push(host);
-            }
-        }
+        let primary = self.with_role("primary")?;
+        let witness = with_role(&self.cluster.statuses(), &self.vm, "witness");
+        // One after the other, though within milliseconds: in this order nobody can take over in between. A host without a role just then, as a
+        // backup that was lost and is brought in anew, dies with them.
+        let mut order = self.cluster.running();
+        order.sort_by_key(|host| (*host == primary, Some(host) != witness.as_ref()));
         for host in order {
             self.cluster.kill_host(&host)?;
             self.dead.insert(host);
         }
+        self.last_primary = Some(primary);
         Ok(())
     }
 

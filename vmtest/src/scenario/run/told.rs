@@ -3,9 +3,10 @@
 //! * **Decides:** whether one of a kind was told. * **Not here:** what that means for the clients (`verdict`).
 
 use anyhow::{Result, ensure};
+use dunlin_api::EventKind;
 
 use super::{PATIENCE, Stage};
-use crate::cluster::HostStatus;
+use crate::cluster::{Event, HostStatus};
 use crate::scenario::Role;
 
 impl Stage<'_, '_> {
@@ -34,6 +35,17 @@ impl Stage<'_, '_> {
                     .any(|word| word.trim_end_matches(':') == kind)
             })
             .count())
+    }
+
+    /// All events of that kind on the hosts that run, in the order of their times: who has served meanwhile does not matter.
+    pub(super) fn told_by_all(&self, kind: &EventKind) -> Result<Vec<Event>> {
+        let mut told = Vec::new();
+        for host in self.cluster.running() {
+            told.extend(self.cluster.events(&host)?);
+        }
+        told.retain(|event| event.kind == *kind);
+        told.sort_by_key(Event::at);
+        Ok(told)
     }
 
     pub(super) fn told(&self, host: &str, kind: &str) -> Result<()> {

@@ -1,0 +1,63 @@
+//! A switchover, as a person orders it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use super::Cluster;
+
+/// A backup may be lost, or an office, in the moment of the order. Then the VM stays where it is, whoever ordered it is told so, and says it again: so often.
+const TIMES: usize = 3;
+/// What is said then.
+const STAYS: [&str; 3] = [
+    "no complete backup",
+    "not handed over",
+    "does not serve the VM now",
+];
+
+impl Cluster<'_> {
+    /// A VM that is protected goes to its backup. Returns who had it, and when it was ordered.
+    ///
+    /// # Errors
+    /// With the command's own words, when it fails for another reason, or every time.
+    pub fn switch_over(&self, vm: &str, at_most: Duration) -> Result<(String, Instant)> {
+        let mut said = String::new();
+        for _ in 0..TIMES {
+            let (primary, _) = self.await_protected(vm, at_most)?;
+            let at = Instant::now();
+            let output = self.output(&primary, &["switchover", vm])?;
+            if output.status.success() {
+                return Ok((primary, at));
+            }
+            said = format!(
+                "on host {primary}, {}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+            if !STAYS.iter().any(|words| said.contains(words)) {
+                break;
+            }
+        }
+        bail!("dunlin switchover {vm} {said}")
+    }
+
+    /// A VM that is protected is served on that host from here on, which is one of its two.
+    ///
+    /// # Errors
+    /// As [`Self::switch_over`], or when it is not there for longer than that takes.
+    pub fn serve_on(&self, vm: &str, host: &str, at_most: Duration) -> Result<()> {
+        for _ in 0..TIMES {
+            if self.await_protected(vm, at_most)?.0 == host {
+                return Ok(());
+            }
+            let (from, _) = self.switch_over(vm, at_most)?;
+            self.await_take_over(vm, &from, at_most)?;
+        }
+        let (primary, _) = self.await_protected(vm, at_most)?;
+        ensure!(
+            primary == host,
+            "VM {vm} is served on host {primary}, and not on {host}"
+        );
+        Ok(())
+    }
+}
