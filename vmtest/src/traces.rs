@@ -4,13 +4,31 @@
 //! ([`crate::testbed::Node::traces`]), and processes are told by their cgroup.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
 use crate::cluster::Cluster;
 
+/// `down` waits for the other hosts for some seconds only: one that stood still meanwhile ends its copy a little later. What is there for longer is left.
+const ENDS: Duration = Duration::from_secs(30);
+/// It is looked at so often.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// What is left of a VM on hosts whose daemons still run: a complaint for each thing.
 pub fn after_down(cluster: &Cluster<'_>) -> Result<Vec<String>> {
+    let deadline = Instant::now() + ENDS;
+    loop {
+        let left = now(cluster)?;
+        if left.is_empty() || Instant::now() > deadline {
+            return Ok(left);
+        }
+        // Nothing tells of the end of a process that is not ours.
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn now(cluster: &Cluster<'_>) -> Result<Vec<String>> {
     let mut left = Vec::new();
     let running = cluster.running();
     for host in cluster.hosts() {
