@@ -164,7 +164,7 @@ fn story(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) 
         spec.image.kernel_release,
         up.elapsed().as_secs_f64()
     ));
-    let (mut primary, mut backup) = cluster.await_protected(&plan.name, PATIENCE)?;
+    let (mut primary, backup) = cluster.await_protected(&plan.name, PATIENCE)?;
     let protected_ms = millis(up.elapsed());
     say(&format!(
         "protected by policy {}: {primary} is the primary, {backup} the backup",
@@ -193,6 +193,8 @@ fn story(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) 
         if round > 0 {
             counter.await_more(ACKNOWLEDGED, PATIENCE)?;
         }
+        // A busy machine may have cost the backup since.
+        (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
         let before = counter.acknowledged();
         let killed_at = cluster.kill_host(&primary)?;
         say(&format!(
@@ -219,7 +221,8 @@ fn story(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) 
         say(&format!(
             "host {primary} is switched on again; the VM runs on meanwhile"
         ));
-        (primary, backup) = await_protected_with_progress(cluster, &plan.name, say)?;
+        let (next, backup) = await_protected_with_progress(cluster, &plan.name, say)?;
+        let killed = std::mem::replace(&mut primary, next);
         let reprotected_ms = millis(restarted.elapsed());
         say(&format!(
             "protected again after {:.1} s: {primary} is the primary, {backup} the backup",
@@ -227,7 +230,7 @@ fn story(cluster: &mut Cluster<'_>, spec: &DemoSpec, say: &mut dyn FnMut(&str)) 
         ));
         moments.push((killed_at, answered_at));
         kills.push(Kill {
-            killed: backup.clone(),
+            killed,
             took_over,
             gap_us: 0,
             failover,

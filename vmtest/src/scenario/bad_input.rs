@@ -15,7 +15,7 @@ use crate::testbed::{Testbed, TestbedSpec};
 use crate::traces;
 
 /// A command that refuses must do so within this time.
-const REFUSAL: Duration = Duration::from_secs(20);
+const REFUSAL: Duration = Duration::from_secs(60);
 
 /// A change of a file's text that makes it wrong.
 type Damage = fn(&str) -> String;
@@ -462,16 +462,24 @@ fn stranger(
     let before = fs::read_to_string(cluster.log("b"))?.len();
     let played = restart(cluster).and_then(|()| {
         up_refused(cluster, vm, words)?;
-        let log = fs::read_to_string(cluster.log("b"))?;
-        let told = log[before..]
-            .lines()
-            .filter(|line| line.contains("connection from"));
-        let told: Vec<&str> = told.collect();
-        ensure!(
-            told.len() == 1 && told[0].contains(words),
-            "host b does not say in one line that its keys are the trouble: {told:?}"
-        );
-        Ok(())
+        // It may say so later than the other side.
+        let deadline = Instant::now() + REFUSAL;
+        loop {
+            let log = fs::read_to_string(cluster.log("b"))?;
+            let told = log[before..]
+                .lines()
+                .filter(|line| line.contains("connection from"));
+            let told: Vec<&str> = told.collect();
+            if told.is_empty() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(50));
+                continue;
+            }
+            ensure!(
+                told.len() == 1 && told[0].contains(words),
+                "host b does not say in one line that its keys are the trouble: {told:?}"
+            );
+            return Ok(());
+        }
     });
     for (path, bytes) in own {
         fs::write(path, bytes)?;

@@ -21,7 +21,7 @@ use crate::testbed::{RunId, Testbed};
 /// Until the demonstration's VM is protected.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Until whatever ends with it is gone.
-const GONE: Duration = Duration::from_secs(15);
+const GONE: Duration = Duration::from_secs(60);
 
 /// Plays it: `program demo` is started and interrupted when its VM is protected.
 ///
@@ -52,13 +52,14 @@ pub fn run(world: &World, program: &Path) -> Result<()> {
         .filter_map(|entry| RunId::of(&entry.file_name().to_string_lossy()))
         .find(|run| run.pid() == Some(child.id()))
         .context("no testbed of this demonstration runs: mend the test")?;
+    // Its story goes on meanwhile: a host may be dead already, and two daemons and a QEMU are left.
     let running = Testbed::processes(&run);
     let seen = left_of(&run).len();
     kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGINT)?;
     child.wait()?;
     ensure!(protected, "the demonstration's VM was never protected");
     ensure!(
-        running >= 5 && seen >= 6,
+        running >= 3 && seen >= 6,
         "only {running} processes and {seen} traces of a running demonstration are seen: mend the test"
     );
     let deadline = Instant::now() + GONE;

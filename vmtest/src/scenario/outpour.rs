@@ -108,8 +108,9 @@ fn play(cluster: &mut Cluster<'_>, world: &World) -> Result<Outcome> {
 
     // Nobody answers: what is beyond the budget is dropped.
     let (primary, backup) = cluster.await_protected(&plan.name, PATIENCE)?;
-    cluster.freeze(&backup)?;
+    // The witness first: with it, a backup that stands still is dropped.
     cluster.freeze("c")?;
+    cluster.freeze(&backup)?;
     let silent = watch(cluster, &plan, &primary, |outbound| Ok(outbound.dropped > 0));
     for host in [&backup, "c"] {
         cluster.thaw(host);

@@ -99,8 +99,8 @@ impl Stage<'_, '_> {
                 format!("{flood:?}: {sent} for {seconds:.1} s")
             }
             Kind::Switchover => {
-                self.cluster.dunlin(&host, &["switchover", &self.vm])?;
-                self.cluster.await_take_over(&self.vm, &host, PATIENCE)?;
+                let (from, _) = self.cluster.switch_over(&self.vm, PATIENCE)?;
+                self.cluster.await_take_over(&self.vm, &from, PATIENCE)?;
                 "a switchover".to_owned()
             }
             Kind::Reboot => self.reboot(&host, lasts, fault.variant & 1 == 1)?,
@@ -152,6 +152,8 @@ impl Stage<'_, '_> {
         let mut what = "its guest reboots".to_owned();
         if killed {
             std::thread::sleep(lasts);
+            // It may have been late for a sync in the midst of that, and lost its backup.
+            self.is_protected()?;
             self.cluster.kill_host(host)?;
             what.push_str(&format!(", SIGKILL after {:.1} s", lasts.as_secs_f64()));
         }
