@@ -19,8 +19,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Clients that come and go.
 const WORKERS: usize = 32;
 /// The longest step that a client may notice. Hosts die about a second apart: who loses its SYN at one death and its first request at the next
-/// waits for two of TCP's first time-outs, a second each.
-const STALL: Duration = Duration::from_secs(3);
+/// waits for two of TCP's first time-outs, a second each; where take-overs last longer than these, for three. A connection that does not go on waits for
+/// as long as its client does.
+const STALL: Duration = Duration::from_secs(10);
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// Each client begins a connection so often at most: each closed one keeps its port for a minute, and at native speed a VM answers more than there are ports
 /// for. Clients that wait for a port look as if the VM did not answer.

@@ -19,7 +19,7 @@ use crate::traces;
 const PATIENCE: Duration = Duration::from_secs(120);
 const GIVE_UP: Duration = Duration::from_secs(60);
 /// The longest time without an answer. Two VMs with two copies each share the machine.
-const GAP: Duration = Duration::from_secs(2);
+const GAP: Duration = Duration::from_secs(6);
 
 /// What both VMs' clients saw.
 pub struct Outcome {
