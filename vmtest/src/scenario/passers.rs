@@ -67,8 +67,10 @@ fn play(cluster: &mut Cluster<'_>, world: &World, kills: u32) -> Result<PassersR
         if kill == kills / 2 {
             set_options(client, false)?;
         }
-        let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
+        cluster.await_protected(&plan.name, PATIENCE)?;
         passers.await_more(SOME, PATIENCE)?;
+        // A busy machine may have cost the backup since.
+        let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
         cluster.kill_host(&primary)?;
         let killed = || format!("kill {} of {kills}, of host {primary}", kill + 1);
         passers.await_more(SOME, PATIENCE).with_context(killed)?;

@@ -170,7 +170,7 @@ impl Stage<'_, '_> {
                     exchanges += 1;
                 }
                 Step::KillPrimary => {
-                    let host = self.host_of("primary")?;
+                    let (host, _) = self.cluster.await_protected(&self.vm, PATIENCE)?;
                     self.cluster.kill_host(&host)?;
                     self.cluster.await_take_over(&self.vm, &host, PATIENCE)?;
                     counter.await_more(ANSWERS, PATIENCE)?;
