@@ -55,7 +55,7 @@ impl Stage<'_, '_> {
 
     pub(super) fn nothing_runs_on(&self, host: &str) -> Result<()> {
         let node = self.cluster.testbed().node(host);
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(30);
         // A process that is being killed is still listed for a moment.
         while !node.pids().is_empty() {
             if Instant::now() > deadline {
