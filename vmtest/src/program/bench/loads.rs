@@ -1,7 +1,7 @@
 //! One load of a server, and what the machine paid for it.
 //!
 //! * **Decides:** nothing. * **Flow:** counters of all hosts -> requests for about so long -> counters again.
-//! * **Invariants:** all connections stand before the first one asks.
+//! * **Invariants:** all connections stand, and whoever measures is ready, before the first one asks.
 //! * **Not here:** what is asked (`subjects`).
 
 use std::net::SocketAddr;
@@ -42,11 +42,15 @@ pub(super) struct Window<'a> {
 }
 
 impl Window<'_> {
-    pub(super) fn measure(&self, load: Load) -> Result<Measured> {
+    /// `ready` is called when all connections stand, where those are ours.
+    pub(super) fn measure(&self, load: Load, ready: impl FnOnce() -> Result<()>) -> Result<Measured> {
         let client = self.testbed.node("client");
         match load {
-            Load::RedisBenchmark => self.redis_benchmark(client),
-            _ => self.own(client, load),
+            Load::RedisBenchmark => {
+                ready()?;
+                self.redis_benchmark(client)
+            }
+            _ => self.own(client, load, ready),
         }
     }
 
@@ -71,7 +75,7 @@ impl Window<'_> {
         })
     }
 
-    fn own(&self, client: &Node, load: Load) -> Result<Measured> {
+    fn own(&self, client: &Node, load: Load, ready: impl FnOnce() -> Result<()>) -> Result<Measured> {
         let (target, about) = (self.target, self.about);
         let open = load.opener(self.connections as usize);
         // The counters are read when all connections stand.
@@ -96,6 +100,7 @@ impl Window<'_> {
             workers.push(client.spawn(&format!("bench-{number}"), work)?);
         }
         barrier.wait();
+        let ready = ready();
         let (before, own) = (Reading::take(self.testbed), own_cpu()?);
         barrier.wait();
         let (begun, mut times_us) = (Instant::now(), Vec::new());
@@ -105,6 +110,7 @@ impl Window<'_> {
         // Who waits for another one's transaction is done later than was asked for.
         let took = begun.elapsed();
         let (client_us, after) = (own_cpu()? - own, Reading::take(self.testbed)?);
+        ready?;
         let requests = times_us.len();
         Ok(Measured {
             per_second: requests as f64 / took.as_secs_f64(),
