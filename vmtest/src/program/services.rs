@@ -34,6 +34,9 @@ const PORT: u16 = 6379;
 /// So long a server whose copies may differ is watched between two kills: to say how often they do in a minute.
 const WATCHED: Duration = Duration::from_secs(20);
 
+/// What one connection is told does not depend on another one's requests: files, or keys that are one client's.
+const SHARES_NOTHING: &str = "order = \"delivery\"";
+
 /// How clients speak with it.
 #[derive(Clone, Copy)]
 enum Speech {
@@ -255,14 +258,15 @@ fn plan(port: u16, command: &[&str], more: &[&str]) -> Plan {
 }
 
 pub(super) fn memcached(_: &Testbed, port: u16) -> Result<Option<Plan>> {
-    // Its clock: items do not expire here. Threads: the order of reading is not the order of work, so each connection's key is its own.
+    // Its clock: items do not expire here. Threads: the order of reading is not the order of work, so each connection's key is its own, and
+    // the order between connections changes nothing.
     let program = installed("memcached");
     let at = port.to_string();
     Ok(program.map(|program| {
         plan(
             port,
             &[&program, "-u", "root", "-p", &at, "-U", "0", "-t", "4"],
-            &[],
+            &[SHARES_NOTHING],
         )
     }))
 }
@@ -291,7 +295,7 @@ pub(super) fn nginx(testbed: &Testbed, port: u16) -> Result<Option<Plan>> {
     Ok(Some(plan(
         port,
         &[&program, "-c", file],
-        &["order = \"answer\"", "patience_ms = 100"],
+        &[SHARES_NOTHING, "patience_ms = 100"],
     )))
 }
 
@@ -317,7 +321,7 @@ pub(super) fn go(testbed: &Testbed, port: u16) -> Result<Option<Plan>> {
     Ok(Some(plan(
         port,
         &[program.to_str().context("a path of text")?],
-        &[],
+        &[SHARES_NOTHING],
     )))
 }
 
