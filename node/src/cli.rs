@@ -55,9 +55,9 @@ Examples:
   dunlin init /etc/dunlin --cluster home --host a=10.0.0.1:7700 --host b=10.0.0.2:7700 --host c=10.0.0.3:7700
   dunlin host /etc/dunlin/a/host.toml     run the daemon of host a (copy the folders to their hosts first)
   dunlin cluster init home --host a=10.0.0.1:7700 --host b=10.0.0.2:7700 --host c=10.0.0.3:7700
-                                     begin a cluster on host a; it prints what to say on b and c
-  dunlin import --libvirt shop -o shop.toml      make a VM's file of a libvirt domain
-  dunlin check shop.toml             what its hosts lack for it
+                                     begin a cluster on host a; it prints the lines to run on b and c
+  dunlin import --libvirt shop -o shop.toml      make a VM's file from a libvirt domain
+  dunlin check shop.toml             what is missing on its hosts
   dunlin up redis.toml               start a VM, and protect it
   dunlin status --watch              see it run
   dunlin switchover redis            move it to its backup without losing anything
@@ -67,19 +67,19 @@ protection has none; 4 (verify-disk) the images differ.";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Says whether this host can run protected VMs, or the hosts of a VM that VM, and how to mend what is missing
+    /// Says whether this host can run protected VMs, or whether a VM's hosts can run that VM, and how to fix what is missing
     #[command(
-        after_help = "With a VM's file this host's daemon asks all hosts of the VM, and compares them: disks' sizes, bridges, CPU flags, \
+        after_help = "With a VM's file, this host's daemon asks all hosts of the VM and compares their answers: disk sizes, bridges, CPU flags, \
                             QEMU, memory. Nothing is started or changed. Exit codes: 0 nothing is missing; 1 something is; 2 the file is wrong."
     )]
     Check {
-        /// The VM's file: what do its hosts lack? Without it: what does this host lack?
+        /// The VM's file, to check all hosts of the VM. Without it, only this host is checked
         #[arg(value_name = "VM.TOML")]
         file: Option<PathBuf>,
-        /// What does this host lack for this VM? No daemon needs to run
+        /// Check only this host for this VM. No daemon needs to run
         #[arg(long, value_name = "VM.TOML", conflicts_with = "file")]
         vm: Option<PathBuf>,
-        /// This host's configuration, if it has one: its certificates are looked at
+        /// This host's configuration, if it has one; its certificates are checked
         #[arg(
             long,
             default_value = check::USUAL_CONFIG,
@@ -87,36 +87,36 @@ enum Command {
             conflicts_with = "file"
         )]
         config: PathBuf,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Makes a VM's file of a libvirt domain, and says what of it cannot be carried over, and why
+    /// Makes a VM's file from a libvirt domain, and says what cannot be carried over, and why
     #[command(after_help = "Example:\n  dunlin import --libvirt shop -o shop.toml && dunlin check shop.toml")]
     Import(import::Import),
-    /// Begins a cluster, lets hosts into it, and shows how they are
+    /// Begins a cluster, lets hosts and people into it, renews and revokes their keys, and shows the hosts' state
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
-    /// Writes the configuration and the keys of a new cluster into folders that are copied to its hosts by hand
+    /// Writes the configuration and the keys of a new cluster into folders, which you then copy to its hosts
     Init {
-        /// The folder to make
+        /// The folder to create
         dir: PathBuf,
         /// The cluster's name
         #[arg(long)]
         cluster: String,
-        /// A host and where its daemon listens; once for each host
+        /// A host, and the address where its daemon listens; give this option once for each host
         #[arg(long = "host", value_name = "NAME=ADDRESS:PORT", required = true, value_parser = init::host)]
         hosts: Vec<(String, SocketAddr)>,
-        /// Where each host's daemon has its control socket. Another one than the usual has to be named to every command
-        /// (--socket or DUNLIN_SOCKET). A path that is not absolute is beside host.toml
+        /// The control socket of each host's daemon. If it is not the default one, name it to every command
+        /// (--socket or DUNLIN_SOCKET). A relative path is relative to the folder of host.toml
         #[arg(long, default_value = CONTROL, value_name = "PATH")]
         control: PathBuf,
-        /// Where each host's daemon keeps its state; not absolute: beside host.toml. The package's service uses
-        /// /var/lib/dunlin
+        /// The folder where each host's daemon keeps its state. A relative path is relative to the folder of host.toml.
+        /// The package's service uses /var/lib/dunlin
         #[arg(long, default_value = "state", value_name = "PATH")]
         state: PathBuf,
     },
-    /// Runs this host's daemon until it is told to end
+    /// Runs this host's daemon until it is told to stop
     Host {
         /// The host's configuration
         #[arg(value_name = "HOST.TOML")]
@@ -130,44 +130,44 @@ enum Command {
         /// Do not wait until it is protected
         #[arg(long)]
         no_wait: bool,
-        /// Begin with this host's disks, whatever others have. Without it a VM that was ended ('dunlin down') boots where its
-        /// disks are the newest, and a VM whose hosts remember nothing on the first of its members
+        /// Start with this host's disks, whatever the other hosts have. Without it, a VM that was shut down ('dunlin down')
+        /// boots where its disks are newest. A VM of which its hosts remember nothing boots on its first member
         #[arg(long, value_name = "HOST")]
         from: Option<String>,
     },
-    /// Shows how this host's VMs are
+    /// Shows the state of this host's VMs
     Status {
-        /// Go on showing
+        /// Keep showing it
         #[arg(long)]
         watch: bool,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Shows what each VM of this host does and costs per second, and what happened last
+    /// Shows what each VM of this host does and costs per second, and the latest events
     Top,
-    /// Shows what happened on this host
+    /// Shows this host's events
     Events {
-        /// Go on with what happens
+        /// Go on with new events
         #[arg(long, short)]
         follow: bool,
-        /// Only what happened since then: so long ago (10m, 2h, 1day), or a time in UTC ('2026-01-31 23:59:59')
+        /// Only events since then: this long ago (10m, 2h, 1day), or since a time in UTC ('2026-01-31 23:59:59')
         #[arg(long, value_name = "WHEN", value_parser = show::moment)]
         since: Option<u64>,
-        /// As JSON, one object a line
+        /// Print JSON, one object a line
         #[arg(long)]
         json: bool,
     },
-    /// Moves a VM to its backup; nothing is lost
+    /// Moves a VM to its backup. Nothing is lost
     #[command(alias = "failover")]
     Switchover {
         /// The VM
         vm: String,
     },
-    /// Replicates a VM in another way from now on, while it runs; its backup is brought in anew. 'none' pauses its protection
+    /// Changes how a VM is replicated while it runs. Its backup joins anew. 'none' pauses its protection
     #[command(
-        after_help = "What each policy does is in docs/output.md. It holds until the next 'dunlin policy', or until all hosts are \
-                            lost: change the VM's file as well."
+        after_help = "docs/output.md says what each policy does. A policy holds until the next 'dunlin policy', or until all hosts are \
+                            lost, so change the VM's file as well."
     )]
     Policy {
         /// The VM
@@ -178,10 +178,10 @@ enum Command {
         #[arg(long)]
         no_wait: bool,
     },
-    /// Brings a backup in at once, and waits until the VM is protected
+    /// Has a backup join at once, and waits until the VM is protected
     #[command(
-        after_help = "Exit codes: 0 it is protected; 1 it could not be asked; 2 it cannot be protected; 3 it runs and is not protected: the line \
-                            says why."
+        after_help = "Exit codes: 0 the VM is protected; 1 this failed, or could not be asked; 2 the VM cannot be protected; 3 it runs but is not \
+                            protected, and the line says why."
     )]
     Protect {
         /// The VM
@@ -189,7 +189,7 @@ enum Command {
         /// Do not wait until it is protected
         #[arg(long, conflicts_with = "alone")]
         no_wait: bool,
-        /// The word of earlier versions for 'promote --force'
+        /// The option of earlier versions for 'promote --force'
         #[arg(long, hide = true)]
         alone: bool,
         /// The same
@@ -199,23 +199,23 @@ enum Command {
         #[arg(long, hide = true, requires = "from_disk")]
         force_stale: bool,
     },
-    /// Has this host serve a VM alone, without a majority, by your word that the others are dead
+    /// Makes this host serve a VM alone, without a majority, because you say that the other hosts are dead
     Promote {
         /// The VM
         vm: String,
-        /// "I know that the other hosts are dead." If they are not, two hosts may speak for the VM
+        /// Confirm that you know that the other hosts are dead. If they are not, two hosts may speak for the VM
         #[arg(long, required = true)]
         force: bool,
-        /// When no copy of the VM is alive anywhere: boot it from this host's disk. What was only in the VM's memory is lost
+        /// If no copy of the VM is alive anywhere, boot it from this host's disk. What was only in the VM's memory is lost
         #[arg(long)]
         from_disk: bool,
-        /// With --from-disk, when another host is known to have gone on without this one, and is gone for good: boot this
-        /// host's older disk. What clients were told since then is lost
+        /// With --from-disk, if another host is known to have gone on without this one and is now gone for good: boot from
+        /// this host's older disk. What clients were told since then is lost
         #[arg(long, requires = "from_disk")]
         force_stale: bool,
     },
-    /// Brings a new machine in, in the place of a dead host: it has the dead one's name, address and keys, and its
-    /// daemon runs. Never start the dead one again
+    /// Brings in a new machine in place of a dead host. It has the dead host's name and address, keys for that name, and
+    /// a running daemon. Never start the dead host again
     #[command(
         after_help = "Example, after the new machine's daemon was started as host a:\n  dunlin replace redis a"
     )]
@@ -225,14 +225,15 @@ enum Command {
         /// The host's name
         host: String,
     },
-    /// Gives the part of a VM's backup, of its witness, or of its standby to another host of the cluster, while the VM runs
+    /// Makes another host of the cluster the backup, the witness or the standby of a VM, while the VM runs
     ///
-    /// The host that has the part now may be dead or alive. It leaves the group, and takes its copy of the VM away when it hears of that; its
-    /// disks are left as they are. The new host gets the VM's memory and disks while the VM runs. To move the primary, 'dunlin switchover' first.
+    /// The host that has this part now may be dead or alive. It leaves the group, and removes its copy of the VM when it hears of that. Its
+    /// disks are left as they are. A new backup gets the VM's memory and disks while the VM runs. To move the primary, run 'dunlin switchover'
+    /// first.
     ///
-    /// A bare program's parts move in the same way, by a copy of the running program; both hosts need CRIU for that.
+    /// A bare program's parts move in the same way, by a copy of the running program. Both hosts need CRIU for that.
     ///
-    /// A standby has nothing until it gets the part of a host that stays away: it is only asked whether it could.
+    /// A standby has no copy until it gets the part of a host that stays away. It is only asked whether it could take that part.
     #[command(
         group = clap::ArgGroup::new("part").required(true),
         after_help = "Examples:\n  dunlin move shop --backup d\n  dunlin move shop --witness e\n  dunlin move shop --standby f"
@@ -249,10 +250,10 @@ enum Command {
         /// The new standby
         #[arg(long, value_name = "HOST", group = "part")]
         standby: Option<String>,
-        /// No standby any more
+        /// Have no standby any more
         #[arg(long, group = "part")]
         no_standby: bool,
-        /// Though the backup is well: the VM is NOT protected until the new one has its copy
+        /// Allow this although the backup is well. The VM is NOT protected until the new backup has its copy
         #[arg(long, requires = "backup")]
         unprotected_meanwhile: bool,
     },
@@ -261,11 +262,11 @@ enum Command {
     VerifyDisk {
         /// The VM
         vm: String,
-        /// Send again what differs
+        /// Send the blocks that differ again
         #[arg(long)]
         repair: bool,
     },
-    /// Makes a disk of this host misbehave, or its daemon die or lose its office, for tests; the daemon must have been started with DUNLIN_FAULTS=1
+    /// Makes a disk of this host misbehave, or makes its daemon die or step down, for tests. The daemon must have been started with DUNLIN_FAULTS=1
     #[command(hide = true)]
     Inject {
         /// The VM
@@ -277,9 +278,10 @@ enum Command {
         #[arg(long, default_value_t = 0)]
         disk: usize,
     },
-    /// Writes what whoever helps needs to see of this host into one file: status, events, logs, metrics, threads, configuration; no key and no secret
+    /// Writes what a helper needs to see of this host into one file: status, events, logs, metrics, threads, configuration. It holds no
+    /// key and no secret
     SupportBundle {
-        /// The file to write, which must not be there yet. Without it: dunlin-HOST-TIME.tar.gz
+        /// The file to write, which must not exist yet. Without it: dunlin-HOST-TIME.tar.gz
         #[arg(short, long, value_name = "FILE.TAR.GZ")]
         output: Option<PathBuf>,
         /// This host's configuration
@@ -290,17 +292,17 @@ enum Command {
     Logs {
         /// The program
         vm: String,
-        /// So many lines, the last ones
+        /// How many of the last lines to show
         #[arg(short = 'n', long, default_value_t = 200)]
         lines: u32,
-        /// Go on with what it prints, until Ctrl-C
+        /// Go on with what it prints next, until Ctrl-C
         #[arg(short, long)]
         follow: bool,
-        /// Show where its copies have said something else while this host was the primary, and what both said there
+        /// Show where the outputs of its two copies differed while this host was the primary, and what each of them was
         #[arg(long, conflicts_with_all = ["lines", "follow"])]
         differences: bool,
     },
-    /// Runs a command beside a bare program, in the namespaces of its copy on this host alone: nothing of it is replicated
+    /// Runs a command beside a bare program, in the namespaces of its copy on this host alone. Nothing of it is replicated
     #[command(after_help = exec::EXAMPLES)]
     Exec {
         /// The program
@@ -312,28 +314,28 @@ enum Command {
         #[arg(last = true, required = true, value_name = "CMD")]
         command: Vec<String>,
     },
-    /// A bare server program, without a VM
+    /// Tests a bare server program, without a VM
     Program {
         #[command(subcommand)]
         command: program::Command,
     },
-    /// Shared logs: what programs agree on over the hosts of the cluster, on disk (docs/log-service.md)
+    /// Works with shared logs: entries that programs agree on across the hosts of the cluster, kept on disk (docs/log-service.md)
     Log {
         #[command(subcommand)]
         what: log::Log,
     },
-    /// Says which program this is, and which protocol it speaks with other hosts
+    /// Prints the version of this program, and of the protocol that it speaks with other hosts
     Version {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Prints a shell's completions
+    /// Prints completions for a shell
     Completions {
         /// The shell
         shell: Shell,
     },
-    /// Writes the manual pages into a folder: for who makes a package
+    /// Writes the manual pages into a folder, for whoever makes a package
     #[command(hide = true)]
     Manual {
         /// The folder
@@ -343,11 +345,11 @@ enum Command {
     Down {
         /// The VM
         vm: String,
-        /// End it at once, without asking the guest to switch itself off
+        /// End it at once, without asking the guest to shut down
         #[arg(long)]
         now: bool,
-        /// Take the VM away from this host alone, though no majority of its hosts can agree to it. The other hosts
-        /// are not asked: one that lives goes on, one that returns keeps its part, until the same is said there
+        /// Remove the VM from this host alone, although no majority of its hosts can agree to that. The other hosts are not
+        /// asked: one that is alive goes on, and one that returns keeps its part, until you run this command there too
         #[arg(long)]
         force: bool,
     },

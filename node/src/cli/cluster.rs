@@ -40,15 +40,15 @@ pub enum ClusterCommand {
     /// Begins a cluster on this host, prints a token for each other host, and waits ten minutes for them to join
     #[command(
         after_help = "Example:\n  dunlin cluster init mine --host a=10.0.0.1:7700 --host b=10.0.0.2:7700 --host c=10.0.0.3:7700\n\n\
-                            The first host named is this one. The others come in at its next port (7701)."
+                            The first host that you name is this one. The others join at its next port (7701)."
     )]
     Init {
         /// The cluster's name
         name: String,
-        /// A host and where its daemon listens; this one first, then the others
+        /// A host, and the address where its daemon listens; this host first, then the others
         #[arg(long = "host", value_name = "NAME=ADDRESS:PORT", required = true, value_parser = named)]
         hosts: Vec<(String, SocketAddr)>,
-        /// Do not wait for the others: 'dunlin cluster token' lets each of them in later
+        /// Do not wait for the others; 'dunlin cluster token' lets each of them in later
         #[arg(long)]
         no_wait: bool,
         #[command(flatten)]
@@ -56,46 +56,46 @@ pub enum ClusterCommand {
         #[command(flatten)]
         own: Own,
     },
-    /// Prints a token for one host of the cluster, and waits ten minutes for it to join. On the host where the cluster was begun
+    /// Prints a token for one host of the cluster, and waits ten minutes for it to join. Run this on the host where the cluster was begun
     Token {
         /// The host's name
         host: String,
         #[command(flatten)]
         place: Place,
     },
-    /// Makes new keys for the hosts, or for these hosts, while they run; the old ones are refused from then on. On the host where
-    /// the cluster was begun
+    /// Makes new keys for all hosts, or for the named ones, while they run. The old keys are refused from then on. Run this on the
+    /// host where the cluster was begun
     #[command(
-        after_help = "No VM stops, and no link between hosts ends. Exit codes: 0 all hosts have new keys; 1 one was not reached, and keeps its \
-                            keys: say it again for that host."
+        after_help = "No VM stops, and no link between hosts ends. Exit codes: 0 all hosts have new keys; 1 a host was not reached, and keeps its \
+                            keys: run this again for that host."
     )]
     Rotate {
         /// Only these hosts
         #[arg(value_name = "HOST", conflicts_with = "authority")]
         hosts: Vec<String>,
-        /// Make a new authority, too. Every host has to be reached; if one is not, hosts go on with both authorities until this is said again
+        /// Make a new authority, too. Every host has to be reached. If one is not, the hosts go on with both authorities until you run this again
         #[arg(long)]
         authority: bool,
-        /// With --authority: not for these hosts, which are of the cluster no more
+        /// With --authority: leave out these hosts, which are no longer in the cluster
         #[arg(long, value_name = "HOST", requires = "authority", value_delimiter = ',')]
         without: Vec<String>,
         #[command(flatten)]
         place: Place,
     },
-    /// Refuses every key that a machine of this name ever had, from now on and on all hosts, and ends its links. On the host where the
-    /// cluster was begun
-    #[command(after_help = "Exit codes: 0 it is refused; 2 nothing was changed.")]
+    /// Refuses every key that a machine of this name ever had, from now on and on all hosts, and ends its links. Run this on the host
+    /// where the cluster was begun
+    #[command(after_help = "Exit codes: 0 the keys are refused; 2 nothing was changed.")]
     Revoke {
         /// The host's name
         #[arg(required_unless_present = "person")]
         host: Option<String>,
-        /// Not a host, but every certificate that a person of this name ever had ('dunlin cluster person')
+        /// Instead of a host's keys, refuse every certificate that a person of this name ever had ('dunlin cluster person')
         #[arg(long, value_name = "NAME", conflicts_with = "host")]
         person: Option<String>,
         #[command(flatten)]
         place: Place,
     },
-    /// Makes a key and a certificate for a person, who uses the API from another machine with it. On the host where the cluster was begun
+    /// Makes a key and a certificate, with which a person uses the API from another machine. Run this on the host where the cluster was begun
     #[command(
         after_help = "Example:\n  dunlin cluster person ann --role viewer --out ann.pem\n  curl --cert ann.pem --cacert ann.pem --resolve a:7703:10.0.0.1 https://a:7703/api/v1/overview"
     )]
@@ -105,19 +105,19 @@ pub enum ClusterCommand {
         #[command(flatten)]
         place: Place,
     },
-    /// Makes this host one of the cluster
+    /// Makes this host a member of the cluster
     Join {
-        /// What 'dunlin cluster init' or 'dunlin cluster token' has printed; '-': it is read from standard input
+        /// The token that 'dunlin cluster init' or 'dunlin cluster token' has printed; '-' reads it from standard input
         token: String,
         #[command(flatten)]
         place: Place,
         #[command(flatten)]
         own: Own,
     },
-    /// Asks every host of the cluster how it is
+    /// Asks every host of the cluster for its state
     #[command(after_help = "Exit codes: 0 every host answers; 1 one does not.")]
     Status {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -134,10 +134,10 @@ pub struct Place {
 /// What a host has for itself.
 #[derive(clap::Args)]
 pub struct Own {
-    /// Where its daemon has its control socket
+    /// The control socket of this host's daemon
     #[arg(long, default_value = CONTROL, value_name = "PATH")]
     control: PathBuf,
-    /// Where its daemon keeps its state
+    /// The folder where this host's daemon keeps its state
     #[arg(long, default_value = "/var/lib/dunlin", value_name = "PATH")]
     state: PathBuf,
 }

@@ -16,10 +16,11 @@ Examples:
   dunlin exec sessions -- redis-cli dbsize
   dunlin exec sessions -- sh -c 'ss -tn; cat /proc/loadavg'
 
-It runs as the program's user, behind the program's walls, and sees the copy's files, processes and network. The program sees it too: a command
-that changes the program's state changes it in one copy alone. Where the program runs as root it is for root; else for operators.
+The command runs as the program's user, behind the program's walls, and sees the copy's files, processes and network. The program sees the
+command, too. A command that changes the program's state changes it in one copy alone. If the program runs as root, only root may do this; else
+operators may.
 
-Exit codes: the command's own; 128 and the signal's number where a signal ended it; 125 where it was not run.";
+Exit codes: the command's own; 128 plus the signal's number if a signal ended it; 125 if it was not run.";
 
 /// The daemon itself refuses, or cannot: none of what shells say of commands.
 const NOT_RUN: u8 = 125;

@@ -15,19 +15,19 @@ pub struct Import {
     /// A domain that libvirt knows, or a file with its XML
     #[arg(long, value_name = "NAME|FILE.XML")]
     libvirt: String,
-    /// The file to write, which must not be there yet; without it the text is printed
+    /// The file to write, which must not exist yet. Without it, the text is printed
     #[arg(short, long, value_name = "VM.TOML")]
     output: Option<PathBuf>,
-    /// The hosts that can run the VM, the first preferred. Without it they are this cluster's first two
+    /// The hosts that can run the VM, the preferred one first. Without it: this host and the first other host of its cluster
     #[arg(long, value_delimiter = ',', value_name = "HOST,HOST")]
     members: Vec<String>,
-    /// The third host. Without it: the cluster's first that is no member
+    /// The third host, which only votes. Without it: the cluster's first host that is no member
     #[arg(long, value_name = "HOST")]
     witness: Option<String>,
-    /// The bridge for network cards that the domain has on none: those of libvirt's own networks
+    /// The bridge for network cards that are on no bridge in the domain, such as those of libvirt's own networks
     #[arg(long, value_name = "BRIDGE")]
     bridge: Option<String>,
-    /// Carry disks and network cards of other kinds over as virtio; the guest has to have its drivers
+    /// Carry over disks and network cards of other kinds as virtio. The guest needs virtio drivers
     #[arg(long)]
     virtio: bool,
     /// This host's configuration, which names its cluster

@@ -23,60 +23,60 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What to do with a log.
 #[derive(Subcommand)]
 pub enum Log {
-    /// Makes a log on these hosts, all of which have to answer
+    /// Makes a log on these hosts. All of them have to answer
     Create {
         /// Its name: letters, digits, '-', '_' and '.'
         log: String,
-        /// Its hosts; three survive the loss of any one
+        /// Its hosts. With three of them, the log survives the loss of any one
         #[arg(required = true)]
         hosts: Vec<String>,
     },
-    /// Proposes an entry, or with no DATA each line of the standard input; says where each is, once it is agreed
+    /// Proposes an entry, or without DATA each line of the standard input. Prints where each entry is in the log, once it is agreed
     #[command(
-        after_help = "Each line that is printed is NUMBER INDEX. While the leader changes, a proposal is said again; it counts once \
-                            all the same."
+        after_help = "Each line that is printed is NUMBER INDEX. While the leader changes, a proposal is repeated, but it counts only \
+                            once."
     )]
     Propose {
         /// The log
         log: String,
         /// The entry
         data: Option<String>,
-        /// The proposer's name, to go on after an interruption; without it, one is drawn
+        /// The proposer's name, to go on after an interruption; without it, a random one
         #[arg(long, value_name = "NAME")]
         by: Option<String>,
-        /// The number of the first proposal: of a proposer each number counts once, from 1 on without a gap
+        /// The number of the first proposal. Each number of a proposer counts once; they begin with 1 and have no gaps
         #[arg(long, default_value_t = 1, requires = "by")]
         number: u64,
-        /// How long a proposal is said again while nobody takes it, as while the log's leader changes
+        /// How long a proposal is repeated while nobody takes it, for example while the log's leader changes
         #[arg(long, default_value_t = 60, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=LONGEST_WAIT_S))]
         wait: u64,
     },
-    /// Shows agreed entries: INDEX, a tab, the entry
+    /// Prints agreed entries, each as INDEX, a tab and the entry
     Read {
         /// The log
         log: String,
-        /// The first index; without it, the oldest that is there
+        /// The first index to print; without it, the oldest one that is kept
         #[arg(long, default_value_t = 0)]
         from: u64,
-        /// Not more than so many
+        /// Print at most this many entries
         #[arg(long)]
         most: Option<u64>,
-        /// Go on with what will be agreed
+        /// Go on with new entries as they are agreed
         #[arg(long, short)]
         follow: bool,
-        /// As JSON, one object a line, the entry in base64
+        /// Print JSON, one object a line, with the entry in base64
         #[arg(long)]
         json: bool,
     },
-    /// Shows how this host's logs are, and who leads each
+    /// Shows the state of this host's logs, and which host leads each
     Status {
-        /// Only this one
+        /// Only this log
         log: Option<String>,
-        /// As JSON, one object a line
+        /// Print JSON, one object a line
         #[arg(long)]
         json: bool,
     },
-    /// Takes a log away from all its hosts, with all that is in it
+    /// Removes a log from all its hosts, with all that is in it
     Remove {
         /// The log
         log: String,

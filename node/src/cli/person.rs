@@ -23,13 +23,13 @@ const DAY_S: u64 = 86_400;
 pub struct For {
     /// The person's name: a-z, 0-9 and '-'
     name: String,
-    /// What they may do, as on the control socket
+    /// What the person may do, as on the control socket
     #[arg(long, value_parser = role, value_name = "viewer|operator")]
     role: PersonRole,
-    /// How long it is good
+    /// How many days the certificate is valid
     #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=3650))]
     days: u64,
-    /// Where it is written; without it NAME.pem in this folder
+    /// The file to write. Without it: NAME.pem in the current folder
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }

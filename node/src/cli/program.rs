@@ -15,7 +15,7 @@ use std::time::Duration;
 
 #[derive(Subcommand)]
 pub(super) enum Command {
-    /// Runs copies of a server on this host, gives them the same inputs in one order, and says whether they answer the same
+    /// Runs copies of a server on this host, gives them the same inputs in the same order, and says whether their answers are the same
     #[command(after_help = EXAMPLES)]
     Check(Box<Check>),
     /// Keeps one copy; only `check` starts it
@@ -29,19 +29,19 @@ Examples:
   dunlin program check --client 'wget -qO- http://$SERVER/' --port 80 -- nginx -g 'daemon off;'
   dunlin program check --order delivery --clock agreed -- my-server --listen 0.0.0.0:8080     then speak to 10.213.0.2:8080
 
-What the copies write to files stays in memory and goes with them. Each has its own network, processes, shared memory and host name.
+What the copies write to files stays in memory, and is gone when they end. Each copy has its own network, processes, shared memory and host name.
 
-Exit codes: 0 all copies said the same; 1 they did not; 2 nothing can be said: bad input, or a program or client that failed.";
+Exit codes: 0 all copies gave the same answers; 1 they did not; 2 there is no result: bad input, or a program or client that failed.";
 
 #[derive(Args)]
 pub(super) struct Check {
-    /// How many copies
+    /// How many copies to run
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=16))]
     copies: u8,
     /// What the next input waits for
     #[arg(long, value_enum, default_value_t = OrderName::Read)]
     order: OrderName,
-    /// How long it waits for that, in milliseconds; a program may refuse to read, and owes no answer
+    /// The longest that it waits for that, in milliseconds. A program may refuse to read, and need not answer
     #[arg(long, default_value_t = 50, value_name = "MS")]
     patience_ms: u64,
     #[command(flatten)]
@@ -51,22 +51,22 @@ pub(super) struct Check {
     /// The user that the program runs as (root only)
     #[arg(long)]
     user: Option<String>,
-    /// What each copy may write to files, in memory
+    /// How much each copy may write to files, which are kept in memory
     #[arg(long, default_value_t = 256, value_name = "MIB")]
     scratch_mib: u32,
-    /// How long it may take until the program listens
+    /// How long the program may take until it listens
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     start_within: u64,
-    /// End after so long, at the latest
+    /// End after this many seconds, at the latest
     #[arg(long)]
     seconds: Option<u64>,
-    /// Where all that the copies print goes: copy-1.log, copy-2.log
+    /// The folder for all that the copies print: copy-1.log, copy-2.log
     #[arg(long, value_name = "FOLDER")]
     logs: Option<PathBuf>,
-    /// The report as JSON, one object on one line
+    /// Print the report as JSON, one object on one line
     #[arg(long)]
     json: bool,
-    /// The program and its arguments; it has to stay in the foreground
+    /// The program and its arguments. It has to stay in the foreground
     #[arg(last = true, required = true, value_name = "CMD")]
     program: Vec<String>,
 }
@@ -74,17 +74,17 @@ pub(super) struct Check {
 /// Where what differs between two runs of a program comes from.
 #[derive(Args)]
 struct Sources {
-    /// Where the copies' time comes from: 'agreed' stands still between inputs, and ticks every 10 ms when none comes
+    /// Where the copies' time comes from. Agreed time stands still between inputs, and ticks every 10 ms while none comes
     #[arg(long, value_enum, default_value_t = Source::Own)]
     clock: Source,
-    /// Where their chance comes from: getrandom, /dev/urandom, the bytes at a program's start
+    /// Where their random bytes come from: getrandom, /dev/urandom, the bytes at a program's start
     #[arg(long, value_enum, default_value_t = Source::Own)]
     chance: Source,
-    /// Say whether the program reads the processor's own clock (RDTSC, RDTSCP), and where: no service can make that alike. With an agreed clock
-    /// it counts the agreed time's nanoseconds. Each read is a fault that is answered, which takes some 0.1 ms
+    /// Say whether the program reads the processor's own clock (RDTSC, RDTSCP), and where: no service can make that the same in all copies. With
+    /// an agreed clock, it counts the nanoseconds of the agreed time. Each read is trapped and answered, which takes about 0.1 ms
     #[arg(long)]
     tsc: bool,
-    /// What agreed chance comes from; one of each run's own if it is not given (it is printed)
+    /// The seed of agreed random bytes. If it is not given, each run has another one, which it prints
     #[arg(long, value_name = "NUMBER", requires = "chance")]
     seed: Option<u64>,
 }
@@ -92,33 +92,34 @@ struct Sources {
 /// Who speaks to the copies, and where.
 #[derive(Args)]
 struct Network {
-    /// A shell's command that speaks to the copies, in a network of its own: $SERVER is their address, $PORT what --port says.
-    /// The run ends with it. Without it whoever can reach the address speaks to them, until Ctrl-C
+    /// A shell command that speaks to the copies, in a network of its own: $SERVER is their address, $PORT the value of --port.
+    /// The run ends when the command ends. Without it, whoever can reach the address speaks to them, until Ctrl-C
     #[arg(long, value_name = "COMMAND", conflicts_with = "bridge")]
     client: Option<String>,
-    /// The TCP port that the clients wait for; any, if it is not given
+    /// The TCP port that the clients wait for; any port if it is not given
     #[arg(long)]
     port: Option<u16>,
     /// The copies' address and network
     #[arg(long, default_value = "10.213.0.2/24", value_name = "ADDRESS/BITS", value_parser = options::network)]
     address: (Ipv4Addr, u8),
-    /// Clients come from this bridge of the host (root only); give the copies a free address of its network
+    /// Clients come from this bridge of the host (root only). Give the copies a free address of its network
     #[arg(long)]
     bridge: Option<String>,
-    /// The way to other networks
+    /// The copies' default gateway
     #[arg(long, value_name = "ADDRESS")]
     gateway: Option<Ipv4Addr>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum OrderName {
-    /// For nothing: only the order of delivery is agreed
+    /// It waits for nothing: only the order of delivery is agreed
     Delivery,
-    /// Until every copy has read the last input
+    /// It waits until every copy has read the last input
     Read,
-    /// The same of one connection; several connections' inputs may be unread together, for a program with one thread in epoll
+    /// It waits like 'read' for the last input of its own connection; inputs of several connections may be unread together. For a program with
+    /// one thread in epoll
     Batch,
-    /// Until every copy has answered it
+    /// It waits until every copy has answered the last input
     Answer,
 }
 
