@@ -83,7 +83,7 @@ fn of_vms(status: &HostStatus, registry: &Registry) -> prometheus::Result<()> {
     let family = |name: &str, help: &str, label: &str| Family::new(registry, name, help, &["vm", label]);
     let bad = family(
         "dunlin_bad_input_total",
-        "What the VM's other hosts said and was not believed (a few of 'checksum' are writes under way)",
+        "What the VM's other hosts said that was not believed (a few of 'checksum' are writes under way)",
         "what",
     )?;
     let reasons = family(
@@ -93,7 +93,7 @@ fn of_vms(status: &HostStatus, registry: &Registry) -> prometheus::Result<()> {
     )?;
     let steps = family(
         "dunlin_failover_seconds",
-        "The last take-over on this host, step by step",
+        "The last take-over on this host, step by step: detected, elected, applied, announced",
         "step",
     )?;
     let peers = family(
@@ -101,7 +101,11 @@ fn of_vms(status: &HostStatus, registry: &Registry) -> prometheus::Result<()> {
         "1 while the log's link to that host stands",
         "peer",
     )?;
-    let role = family("dunlin_role", "1 for the role of this host", "role")?;
+    let role = family(
+        "dunlin_role",
+        "1 for the role of this host: primary, backup, witness, none",
+        "role",
+    )?;
     let state = family(
         "dunlin_state",
         "1 for the state of the VM here, in its first word",
@@ -147,7 +151,7 @@ fn of_host(status: &HostStatus, registry: &Registry) -> prometheus::Result<()> {
     );
     let refused = family(
         "dunlin_refused_connections_total",
-        "Connections to this host that were refused",
+        "Connections to this host that were refused, by what was wrong",
         &["what"],
     )?;
     for (what, count) in &status.refused {
@@ -155,7 +159,7 @@ fn of_host(status: &HostStatus, registry: &Registry) -> prometheus::Result<()> {
     }
     let expiry = family(
         "dunlin_certificate_expiry_timestamp_seconds",
-        "When a certificate of this host ends, in seconds since 1970",
+        "When a certificate of this host ends, in seconds since 1970: the host's, the authority's",
         &["what"],
     )?;
     for certificate in &status.certificates {

@@ -50,17 +50,17 @@ pub const FIGURES: &[Figure] = &[
     ),
     (
         "dunlin_log_entries",
-        "Agreed entries that this host holds: those since the log was cut",
+        "Agreed entries that this host holds, which are those since the log was cut",
         |vm| vm.log_entries as f64,
     ),
     (
         "dunlin_queue_waits_total",
-        "Times that the log was full, or what output is held in, so that the network or the VM had to wait",
+        "Times that the log or the buffer of held output was full, so that the network or the VM had to wait",
         |vm| vm.full as f64,
     ),
     (
         "dunlin_log_refused_total",
-        "Times that the log began to refuse entries of its own, which are said again",
+        "Times that the log began to refuse this host's own entries; they are proposed again",
         |vm| vm.unsaid as f64,
     ),
     (
@@ -91,47 +91,50 @@ pub const FIGURES: &[Figure] = &[
     ),
     (
         "dunlin_output_differences_total",
-        "Times that the two VMs, or copies of a program, said something else",
+        "Times that the outputs of the two VMs, or copies of a program, differed",
         |vm| vm.sync.compared.differences as f64 + of_program(vm, |program| program.differing),
     ),
     (
         "dunlin_program_inputs_total",
-        "Inputs that the copy of a bare program here was given",
+        "Inputs that were given to the copy of a bare program here",
         |vm| of_program(vm, |program| program.inputs),
     ),
     (
         "dunlin_program_inputs_together_total",
-        "Of these, the ones that it was given while others were unread",
+        "Of these, the ones that were given while others were unread (order = batch)",
         |vm| of_program(vm, |program| program.together),
     ),
     (
         "dunlin_program_inputs_not_read_total",
-        "Of all, the ones that it did not read within its patience",
+        "Of all inputs, the ones that it did not read within its patience",
         |vm| of_program(vm, |program| program.not_read),
     ),
     (
         "dunlin_program_inputs_lost_total",
-        "Frames that were lost to the copy of a bare program here because too many waited to be read",
+        "Frames that the copy of a bare program here lost because too many waited to be read",
         |vm| of_program(vm, |program| program.lost),
     ),
     (
         "dunlin_program_restarts_total",
-        "Times that a bare program that had ended everywhere was begun again on this host",
+        "Times that a bare program that had ended everywhere was restarted on this host",
         |vm| of_program(vm, |program| program.begun_again),
     ),
     (
         "dunlin_output_held_seconds_total",
-        "How long all frames that left were held, together",
+        "Total time that all frames that left were held",
         |vm| vm.sync.compared.held_us as f64 / 1e6,
     ),
     (
         "dunlin_answer_median_seconds",
-        "Median of how long clients waited for the VM in the last second, by a sample; 0: none did",
+        "Primary: median time that clients waited for the VM in the last second, from their payload's arrival at this host to the VM's next \
+         frame out on the same connection. A sample of at most 250 waits, one connection at a time; 0: none waited, or shadow sockets answer",
         |vm| vm.answers.map_or(0.0, |answers| answers.p50_us as f64 / 1e6),
     ),
-    ("dunlin_answer_p99_seconds", "99th percentile of the same", |vm| {
-        vm.answers.map_or(0.0, |answers| answers.p99_us as f64 / 1e6)
-    }),
+    (
+        "dunlin_answer_p99_seconds",
+        "The 99th percentile of the same; with few waits, the longest",
+        |vm| vm.answers.map_or(0.0, |answers| answers.p99_us as f64 / 1e6),
+    ),
     (
         "dunlin_change_overs_total",
         "Times that another mode of keeping the copies was chosen",
@@ -142,12 +145,12 @@ pub const FIGURES: &[Figure] = &[
     }),
     (
         "dunlin_stalls_total",
-        "Times that a protected VM did not get on, so that its session was ended",
+        "Times that a protected VM made no progress, so that its session was ended",
         |vm| vm.stalls as f64,
     ),
     (
         "dunlin_session_wait_seconds",
-        "How long the thread between the two copies has waited for what it waits for",
+        "How long the thread between the two copies has been in its present wait",
         |vm| vm.waits.as_ref().map_or(0.0, |wait| wait.us as f64 / 1e6),
     ),
     (
@@ -177,17 +180,17 @@ pub const FIGURES: &[Figure] = &[
     ),
     (
         "dunlin_sync_paused_seconds_total",
-        "How long the VM stood still for all syncs, together",
+        "Total time that the VM was paused for syncs",
         |vm| vm.sync.sum.pause_us as f64 / 1e6,
     ),
     (
         "dunlin_sync_sent_bytes_total",
-        "Memory and device state that all syncs sent, together",
+        "Memory and device state that all syncs sent, in total",
         |vm| (vm.sync.sum.bytes + vm.sync.sum.device_bytes) as f64,
     ),
     (
         "dunlin_sync_pause_seconds",
-        "Last sync: how long the VM stood still",
+        "Last sync: how long the VM was paused",
         |vm| vm.sync.last.pause_us as f64 / 1e6,
     ),
     (
@@ -268,22 +271,22 @@ pub const DISK_FIGURES: &[DiskFigure] = &[
     ),
     (
         "dunlin_disk_compared_bytes_total",
-        "Backup: compared when idle",
+        "Backup: bytes compared when idle",
         |disk| disk.compared_bytes as f64,
     ),
     (
         "dunlin_disk_settled_bytes_total",
-        "Backup: found equal when idle, and brought to the image",
+        "Backup: bytes found equal when idle, and written to the image",
         |disk| disk.settled_bytes as f64,
     ),
     (
         "dunlin_disk_committed_bytes_total",
-        "Backup: brought to the image by syncs",
+        "Backup: bytes written to the image by syncs",
         |disk| disk.committed_bytes as f64,
     ),
     (
         "dunlin_disk_light_seconds_total",
-        "Backup: time that the comparison when idle took, with what it brought to the image",
+        "Backup: time that the comparison when idle took, its writes to the image included",
         |disk| disk.light_ns as f64 / 1e9,
     ),
     (
@@ -293,7 +296,7 @@ pub const DISK_FIGURES: &[DiskFigure] = &[
     ),
     (
         "dunlin_disk_settle_seconds_total",
-        "Backup: time that these took in all, from their commit",
+        "Backup: total time that these took, from their commit",
         |disk| disk.settle_ns as f64 / 1e9,
     ),
     (
