@@ -8,8 +8,8 @@ use dunlin_vmtest::paths;
 /// What the guests run under.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Accel {
-    /// `tcg` is QEMU's translator; `kvm` must be KVM, and a guest is booted, saved and loaded to try it; `auto` is KVM where that
-    /// works, else TCG. A KVM without vmx or svm runs the kernel of ../shared/kvm.
+    /// `tcg` is QEMU's translator. `kvm` needs KVM; a guest is booted, saved and loaded to try it. `auto` is KVM if that works,
+    /// else TCG. A KVM without vmx or svm runs the kernel of ../shared/kvm.
     #[arg(long, value_name = "auto|kvm|tcg", default_value = "tcg")]
     accel: Wanted,
     /// How frames go between the guests' cards and the daemon (`vm.nic_backend`).

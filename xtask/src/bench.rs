@@ -20,32 +20,32 @@ use crate::accel::Accel;
 pub enum Bench {
     /// What protecting a VM costs: throughput, latency, pauses; policies alternate in one run.
     Vm(vm::Vm),
-    /// How syncs grow with the guest's RAM, the pages that an epoch dirties, and vCPUs.
+    /// How the cost of syncs grows with the guest's RAM, the pages that an epoch dirties, and the number of vCPUs.
     Growth(Grow),
     /// How long clients wait when the primary's whole host is killed under load.
     Failover(Kills),
-    /// What a checkpoint on a standby costs a VM under load (`standby_checkpoint`), and what it saves a join.
+    /// What a checkpoint on a standby (`standby_checkpoint`) costs a VM under load, and what it saves a join.
     Standby(Standbys),
-    /// What a guest's card costs: each of Dunlin's, unprotected and protected, beside a plain QEMU's on a TAP.
+    /// What a guest's network card costs: each of Dunlin's, unprotected and protected, compared with that of a plain QEMU on a TAP.
     Cards(Cards),
-    /// What a client's cable carries by itself, with delay or loss or neither: one TCP connection to a host, no VM.
+    /// What a client's link carries by itself, with delay, with loss, or with neither: one TCP connection to a host, no VM.
     Links(Links),
-    /// What those who watch the page cost a VM: a client's latency with fifty real streams of events and without any, in pairs of windows.
+    /// What viewers of the page cost a VM: a client's latency with fifty real streams of events and without any, in pairs of windows.
     /// Fails if the whole 95 % interval of p50's or p99's ratio lies above 1.05.
     Page(Watched),
-    /// What running a bare program on two hosts costs: servers, each beside the same one without Dunlin.
+    /// What running a bare program on two hosts costs: several servers, each compared with the same server without Dunlin.
     Programs(Programs),
-    /// What agreement costs, beside the bare fabric, the bare disk, etcd and dragonboat; killed leaders; crashes.
+    /// What agreement costs, compared with the bare fabric, the bare disk, etcd and dragonboat. Also: killed leaders, crashes.
     /// For figures: `cargo run --release -p xtask -- bench consensus`.
     Consensus {
-        /// See `docs/fabric.md`; an unknown one prints the list.
+        /// See `docs/fabric.md`. An unknown argument prints the list.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
     /// What replicating a disk costs: `none`, `gannet`, `colo`, `sync` under fio, each host's disk with the same bandwidth.
     /// For figures: `cargo run --release -p xtask -- bench disk`.
     Disk {
-        /// An unknown one prints the list.
+        /// An unknown argument prints the list.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
@@ -54,25 +54,26 @@ pub enum Bench {
 /// The options of `bench programs`.
 #[derive(clap::Args)]
 pub struct Programs {
-    /// Only these, by commas: redis, memcached, nginx, lighttpd, node, go, postgresql, mariadb.
+    /// Only these programs, separated by commas: redis, memcached, nginx, lighttpd, node, go, postgresql, mariadb.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     programs: Vec<String>,
-    /// Numbers of parallel connections, by commas; if none is named 1,16,50, and 1,2,4,16 for those that write into a database.
+    /// Numbers of parallel connections, separated by commas. Without it: 1,16,50, and 1,2,4,16 for loads that write into a database.
     #[arg(long, value_delimiter = ',')]
     connections: Vec<u32>,
-    /// How often each is measured; medians are shown.
+    /// How often each program is measured. Medians are shown.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// About how long one load takes.
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// What the next input waits for (`[program] order`): read, batch, answer, delivery. What suits each program, if none is named.
+    /// What the next input waits for (`[program] order`): read, batch, answer, delivery. Without it: what suits each program.
     #[arg(long)]
     order: Option<String>,
-    /// Not throughput, but how long each stands still for a copy of it: so many switchovers, and with redis so many differences, for each size.
+    /// Instead of throughput, measure how long each program stands still while it is copied: this many switchovers, and with redis this many
+    /// differences, for each size.
     #[arg(long, value_name = "TIMES")]
     joins: Option<usize>,
-    /// With `--joins`: what redis is filled with, in MB, by commas.
+    /// With `--joins`: how many MB redis is filled with, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "3,100,300", value_name = "MB")]
     filled: Vec<u64>,
     /// Write every figure to this file.
@@ -83,16 +84,16 @@ pub struct Programs {
 /// The options of `bench page`.
 #[derive(clap::Args)]
 pub struct Watched {
-    /// How many watch.
+    /// How many viewers there are.
     #[arg(long, default_value_t = 50)]
     watchers: usize,
     /// Pairs of windows.
     #[arg(long, default_value_t = 6)]
     pairs: usize,
-    /// How long each window with watchers is.
+    /// How long each window with viewers is, in seconds.
     #[arg(long, default_value_t = 60.0)]
     seconds: f64,
-    /// How long each window without watchers is (as long as those with).
+    /// How long each window without viewers is. Without it: as long as those with.
     #[arg(long, value_name = "SECONDS")]
     without_seconds: Option<f64>,
     /// The client's connections.
@@ -108,20 +109,20 @@ pub struct Watched {
 /// The options of `bench cards`.
 #[derive(clap::Args)]
 pub struct Cards {
-    /// Loads, by commas, as for `bench vm`; of each load one case with each number of connections that it has.
+    /// Loads, separated by commas, as for `bench vm`. Each load is one case for each number of connections that it has.
     #[arg(long, value_delimiter = ',', default_value = "down-64m,up-64m,down-1m,up-1m")]
     service: Vec<String>,
-    /// Only the cases with these numbers of parallel connections, by commas.
+    /// Only the cases with these numbers of parallel connections, separated by commas.
     #[arg(long, value_delimiter = ',')]
     connections: Option<Vec<u32>>,
-    /// Only the ways whose names have one of these words in them, by commas, such as vhost-user, none or relay, and the plain TAP beside them. Relays are left out where
-    /// nothing is said: they are the way that was not taken (docs/guest.md).
+    /// Only the ways whose names contain one of these words, separated by commas, such as vhost-user, none or relay; and the plain TAP in any case.
+    /// Without it, relays are left out: they are the way that was not taken (docs/guest.md).
     #[arg(long, value_delimiter = ',')]
     way: Vec<String>,
-    /// How often each is measured; medians are shown.
+    /// How often each case is measured. Medians are shown.
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// How long one window is; 3 at the least for bulk.
+    /// How long one window is, in seconds; at least 3 for bulk.
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
     #[command(flatten)]
@@ -134,13 +135,13 @@ pub struct Cards {
 /// The options of `bench links`.
 #[derive(clap::Args)]
 pub struct Links {
-    /// By commas, as for `bench vm`; 0ms is a shaper that has nothing to do.
+    /// Links, separated by commas, as for `bench vm`. 0ms is a shaper that has nothing to do.
     #[arg(long, value_delimiter = ',', default_value = "lan,0ms,5ms,20ms,1%")]
     link: Vec<Link>,
-    /// How long bytes go in each direction.
+    /// How long bytes are sent in each direction, in seconds.
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
-    /// From what it is drawn which frames are lost.
+    /// The seed of the choice which frames are lost.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Write every figure to this file.
@@ -151,13 +152,14 @@ pub struct Links {
 /// The options of `bench growth`.
 #[derive(clap::Args)]
 pub struct Grow {
-    /// What grows, by commas: memory (256 to 16,384 MiB), dirty (1,024 to 65,536 pages a request), vcpus (1 to 4; not under a software-assisted KVM).
+    /// What grows, separated by commas: memory (256 to 16,384 MiB), dirty (1,024 to 65,536 pages a request), vcpus (1 to 4; not under a
+    /// software-assisted KVM).
     #[arg(long, value_delimiter = ',', default_value = "memory,dirty")]
     grow: Vec<String>,
-    /// Policies, by commas.
+    /// Policies, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "remus,plover")]
     policy: Vec<String>,
-    /// How long each is measured.
+    /// How long each case is measured, in seconds.
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
     /// Write every figure to this file, and pictures beside it.
@@ -170,7 +172,7 @@ pub struct Grow {
 /// The options of `bench failover`.
 #[derive(clap::Args)]
 pub struct Kills {
-    /// Policies, by commas.
+    /// Policies, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "remus,plover")]
     policy: Vec<String>,
     /// How often the primary's host is killed under each policy.
@@ -179,7 +181,7 @@ pub struct Kills {
     /// Clients that count, each with one connection.
     #[arg(long, default_value_t = 16)]
     connections: usize,
-    /// On a network that brings what is for the VM to both of its hosts.
+    /// Use a network that carries frames for the VM to both of its hosts.
     #[arg(long)]
     flooding: bool,
     #[command(flatten)]
@@ -195,19 +197,19 @@ pub struct Standbys {
     /// Pairs of windows, with a checkpoint and without.
     #[arg(long, default_value_t = 10)]
     pairs: u32,
-    /// Joins with a checkpoint, and so many without.
+    /// Joins with a checkpoint, and as many without.
     #[arg(long, default_value_t = 3)]
     joins: u32,
-    /// How often the standby is fed.
+    /// How often the standby gets a checkpoint.
     #[arg(long, default_value = "1s")]
     every: String,
-    /// Seconds of a window.
+    /// How long one window is, in seconds.
     #[arg(long, default_value_t = 4.0)]
     seconds: f64,
-    /// The guest's memory in MiB, where it is not the usual one.
+    /// The guest's memory in MiB, if it is not the usual one.
     #[arg(long, value_name = "MIB")]
     memory: Option<u32>,
-    /// Connections of the load, redis' SET.
+    /// Connections of the load, which is redis' SET.
     #[arg(long, default_value_t = 16)]
     connections: u32,
     #[command(flatten)]
@@ -226,7 +228,7 @@ pub struct Guest {
     /// Virtual CPUs of each guest.
     #[arg(long, default_value_t = 1)]
     vcpus: u32,
-    /// Give the guest a disk of that many MiB.
+    /// Give the guest a disk of this many MiB.
     #[arg(long, value_name = "MIB")]
     disk: Option<u64>,
     /// A line for the `[sync]` table, such as 'longest_ms = 50'; may be repeated.

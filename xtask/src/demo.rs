@@ -13,13 +13,13 @@ use crate::accel::Accel;
 /// The second one is of a host whose copy was made of the running program.
 const KILLS_OF_A_PROGRAM: u32 = 2;
 
-/// A VM survives its host: three hosts, a client that checks every answer, SIGKILL to whole hosts.
+/// Show that a VM survives its host: three hosts, clients that check every answer, SIGKILL to whole hosts.
 #[derive(clap::Args)]
 pub struct Demo {
     /// Write every figure to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Run it that often, each time from nothing; all runs must pass.
+    /// Run it this many times, each time from scratch. All runs must pass.
     #[arg(long, value_name = "N", default_value_t = 1)]
     times: u32,
     /// Replication policy.
@@ -28,23 +28,23 @@ pub struct Demo {
     /// Clients that count, each with one connection.
     #[arg(long, default_value_t = 2)]
     connections: usize,
-    /// Connections of redis-benchmark beside them.
+    /// Connections of redis-benchmark in addition.
     #[arg(long, default_value_t = 2)]
     load: u32,
-    /// Give the guest a disk of that many MiB, and let redis write every INCR to it before answering.
+    /// Give the guest a disk of this many MiB, and let redis write every INCR to it before answering.
     #[arg(long, value_name = "MIB")]
     disk: Option<u64>,
-    /// A longer time without an answer fails the run.
+    /// The run fails if a client is without an answer for longer than this.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     gap_limit_ms: u64,
-    /// A bare program instead: redis without a VM, on two hosts; its primary's host is killed, comes back and gets a copy of the
-    /// running program, and the new primary's host is killed.
+    /// Show a bare program instead: redis without a VM, on two hosts. Its primary's host is killed, comes back and gets a copy of
+    /// the running program. Then the new primary's host is killed.
     #[arg(long, conflicts_with_all = ["policy", "disk"])]
     program: bool,
-    /// The release build.
+    /// Use the release build.
     #[arg(long)]
     release: bool,
-    /// Busy loops at normal priority beside all of it.
+    /// Run this many busy loops at normal priority at the same time.
     #[arg(long, default_value_t = 0, value_name = "LOOPS")]
     loops: usize,
     #[command(flatten)]

@@ -8,15 +8,15 @@ use dunlin_vmtest::paths;
 
 use crate::cargo;
 
-/// Fuzz the decoders: everything that reads bytes of a peer, a disk, QEMU or a guest.
+/// Fuzz the decoders: everything that reads bytes from a peer, a disk, QEMU or a guest.
 #[derive(clap::Args)]
 pub struct Fuzz {
-    /// Which targets; all without. `--list` names them.
+    /// Which targets (`--list` names them). Without a name: all of them.
     targets: Vec<String>,
-    /// How long each one runs.
+    /// How long each target runs.
     #[arg(long, default_value_t = 10.0)]
     minutes: f64,
-    /// Name the targets and whose bytes they take.
+    /// List the targets, and whose bytes each of them reads.
     #[arg(long)]
     list: bool,
 }

@@ -23,33 +23,35 @@ const PATIENCE: &str = "-timeout=60m";
 /// The same of what is measured with as many nodes and tasks as somebody asks for.
 const SCALE_PATIENCE: &str = "-timeout=3h";
 
-/// Dunlin on Kubernetes: resources, scheduler and operator, with a real API server.
+/// Test, show and measure Dunlin on Kubernetes: resources, scheduler and operator, with a real API server.
 #[derive(clap::Subcommand)]
 pub enum K8s {
     /// Build kube-apiserver (once, several minutes) and run every test that talks to one.
     Test {
-        /// Only those that belong to every commit: none with a guest.
+        /// Only the tests that are run for every commit: none with a guest.
         #[arg(long, conflicts_with_all = ["run", "verbose", "count"])]
         quick: bool,
         /// Only tests whose names match this regular expression.
         #[arg(long, value_name = "REGEX")]
         run: Option<String>,
-        /// Show what the tests say.
+        /// Show what the tests print.
         #[arg(long, short)]
         verbose: bool,
         /// How often each test runs.
         #[arg(long, default_value_t = 1)]
         count: u32,
     },
-    /// Four real nodes with a kubelet and a containerd each, and a `ProtectedVM` that serves redis: its primary's whole node is killed, and clients lose nothing.
+    /// Show four real nodes, each with a kubelet and a containerd, and a `ProtectedVM` that serves redis. Its primary's whole node is killed, and
+    /// clients lose nothing.
     Demo {
-        /// After it the same nodes once more: a drained node, another strength while it runs, a standby that gets a dead node's part, and a deletion.
+        /// Then go on with such nodes: a drained node, another strength while the VM runs, a standby that gets a dead node's part, and a deletion.
         #[arg(long)]
         all: bool,
     },
-    /// Make OCI images of scheduler, operator, and what a Pod runs that stands for a copy, under `target/images`: archives that 'ctr images import' takes.
+    /// Make OCI images of the scheduler, the operator, and what runs in a Pod that stands for a copy. They are archives under `target/images` that
+    /// 'ctr images import' takes.
     Images {
-        /// Have Debian's containerd import and run them, in a place of its own (as root).
+        /// Have Debian's containerd import and run them, in a place of its own (needs root).
         #[arg(long)]
         check: bool,
     },
@@ -58,25 +60,25 @@ pub enum K8s {
         /// Nodes, which are objects: nothing runs on them.
         #[arg(long, default_value_t = 1000)]
         nodes: u32,
-        /// Tasks of each course, with one to three Pods each.
+        /// Tasks in each course, with one to three Pods each.
         #[arg(long, default_value_t = 5000)]
         tasks: u32,
-        /// What to measure between two courses of the plain kube-scheduler: tasks with R = 1, R = 3, or from 1 to 3; all of it, if it is left out.
+        /// What to measure between two courses of the plain kube-scheduler: tasks with R = 1, R = 3, or R from 1 to 3. Without it: all three.
         #[arg(long = "course", value_name = "COURSE", value_parser = ["single", "triple", "mixed"])]
         courses: Vec<String>,
     },
     /// Measure redis with copies beside redis alone, both placed by the same scheduler: throughput and response time, as in TRIPOD's own figure.
     Figure {
-        /// What redis runs in; both, if it is left out.
+        /// What redis runs in. Without it: both.
         #[arg(long = "kind", value_name = "KIND", value_parser = ["program", "vm"])]
         kinds: Vec<String>,
         /// Pairs of windows, one with copies and one without, for each number of connections.
         #[arg(long, default_value_t = 5)]
         pairs: u32,
-        /// Requests of a window with 50 connections; with one it is a tenth.
+        /// Requests in a window with 50 connections. With one connection it is a tenth.
         #[arg(long, default_value_t = 20_000)]
         requests: u32,
-        /// R of the side with copies. 3 is of a VM alone: two copies, and a standby on a further host, which runs none.
+        /// R of the side with copies. 3 is for a VM only: two copies, and a standby on another host, which runs no copy.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=3))]
         strength: u32,
     },

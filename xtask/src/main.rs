@@ -30,7 +30,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
-/// Everything one does with Dunlin's source tree. Each command does its own set-up.
+/// Everything that one does with Dunlin's source tree. Each command does its own set-up.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
 struct Arguments {
@@ -42,22 +42,22 @@ struct Arguments {
 enum Task {
     /// Install missing Debian packages (as root or with sudo) and build the guest image.
     Setup {
-        /// Build the guest images of these services, too, and fetch their clients: names by commas, or `all`.
+        /// Also build the guest images of these services and fetch their clients: names separated by commas, or `all`.
         #[arg(long, value_delimiter = ',', value_name = "NAMES")]
         services: Vec<String>,
     },
-    /// Check format, lints, links, licences, the source's shape (long files, knots of imports, large structures) and unit tests; changes nothing.
+    /// Check format, lints, links, licences, the source's shape (long files, import cycles, large structures) and unit tests. Changes nothing.
     Verify,
     /// Let rustfmt and clippy rewrite what they can.
     Fix,
-    /// What CI runs: setup, verify, the quick scenarios on real QEMU, and some of them under KVM where it runs a guest.
+    /// Run what CI runs: setup, verify, the quick scenarios on real QEMU, and some of them under KVM if that can run a guest here.
     Test,
-    /// The consensus core under simulated time, network and crashes; further arguments go to the simulator.
+    /// Run the consensus core under simulated time, network and crashes. Further arguments go to the simulator.
     Sim {
         /// How many seeds to try.
         #[arg(long, default_value_t = 1000)]
         seeds: u64,
-        /// Anything else that the simulator knows (`cargo xtask sim -- --help`).
+        /// Any other options of the simulator (`cargo xtask sim -- --help`).
         #[arg(last = true)]
         more: Vec<String>,
     },
@@ -80,7 +80,7 @@ enum Task {
         /// Where it listens.
         port: u16,
     },
-    /// Measurements that compare in one run.
+    /// Measure what Dunlin costs, and what it is compared with, in one run.
     #[command(subcommand)]
     Bench(bench::Bench),
 }

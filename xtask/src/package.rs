@@ -23,17 +23,17 @@ const PACKAGES: [(&str, &str); 2] = [
     ("dpkg-dev", "dpkg-buildpackage"),
 ];
 
-/// Builds the Debian package.
+/// Build the Debian package.
 #[derive(clap::Args)]
 pub struct Package {
-    /// Try it in fresh Debian roots under systemd: on three hosts from the first command to a VM of libvirt's that survives its host; keys and roles;
-    /// an upgrade of each host under load; and on one host from its installation to its purge. As root.
+    /// Also try it in fresh Debian roots under systemd; needs root. On three hosts: from the first command to a libvirt VM that survives its host,
+    /// keys and roles, and an upgrade of each host under load. On one host: from its installation to its purge.
     #[arg(long = "try")]
     trial: bool,
-    /// Of the debug build, which is there sooner.
+    /// Package the debug build, which is ready sooner.
     #[arg(long)]
     debug: bool,
-    /// The commit whose package is upgraded from in the trial.
+    /// The commit whose package is upgraded in the trial.
     #[arg(long, default_value = "HEAD~1", value_name = "COMMIT")]
     from: String,
 }

@@ -19,10 +19,10 @@ use crate::setup;
 const LIBRARIES: [&str; 3] = ["package.json", "package-lock.json", ".npmrc"];
 const SCRIPT: &str = "look.mjs";
 
-/// The page of real daemons, in a real browser.
+/// Test the page of real daemons in a real browser.
 #[derive(clap::Subcommand)]
 pub enum Page {
-    /// Every state that a person may meet: pictures (target/page), axe-core, the keyboard, second questions, hostile texts.
+    /// Go through every state that a person may meet: pictures (in target/page), axe-core, the keyboard, confirmations, hostile texts.
     Test {
         /// Only what needs no VM: bare programs, hosts, errors.
         #[arg(long)]

@@ -14,13 +14,13 @@ use crate::accel::Accel;
 /// The kept one is in every clone.
 const KEPT_BYTES: usize = 400_000;
 
-/// A recording of a real run: every metric of three hosts while a VM is started, loaded, moved, and loses its host.
+/// Record a real run: every metric of three hosts while a VM is started, loaded, moved, and loses its host.
 #[derive(clap::Args)]
 pub struct Record {
-    /// Put it, and its picture, where everybody has them: monitoring/recording.om.gz, docs/pictures/recording.svg.
+    /// Keep the recording and its picture in the repository: monitoring/recording.om.gz, docs/pictures/recording.svg.
     #[arg(long)]
     keep: bool,
-    /// Only draw the picture of the kept recording anew.
+    /// Only redraw the picture of the kept recording.
     #[arg(long, conflicts_with = "keep")]
     redraw: bool,
     #[command(flatten)]

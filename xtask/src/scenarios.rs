@@ -28,13 +28,13 @@ const UNDER_KVM: [&str; 4] = [
     "audited-pc-1",
 ];
 
-/// Faults on real VMs: hosts killed, paused, cut off; what clients saw; what is left.
+/// Play faults on real VMs: hosts are killed, paused and cut off. Checks what clients saw and what is left.
 #[derive(clap::Args)]
 pub struct Scenarios {
-    /// Only those that are played for every commit.
+    /// Only the scenarios that are played for every commit.
     #[arg(long)]
     quick: bool,
-    /// Say which there are.
+    /// List the scenarios.
     #[arg(long)]
     list: bool,
     /// How often `connections-come-and-go`, `speculative-deaths`, `ledger`, `program-services` (with each program) and `program-kills` kill the primary's host.
@@ -44,7 +44,7 @@ pub struct Scenarios {
     program: programs::Programs,
     #[command(flatten)]
     rolling: rolling::From,
-    /// `long-upload` uploads for so many seconds at least, once protected and once not.
+    /// How long `long-upload` uploads at least, in seconds, once protected and once not.
     #[arg(long, default_value_t = 0, value_name = "SECONDS")]
     upload_seconds: u64,
     /// Busy loops beside the uploads of `long-upload`.
@@ -59,7 +59,7 @@ pub struct Scenarios {
     /// How many random faults `campaign` makes.
     #[arg(long, default_value_t = 20)]
     faults: usize,
-    /// The seed of its chance; without one, a fresh one from the clock, which is printed.
+    /// The seed of random choices. Without it: a fresh one from the clock, which is printed.
     #[arg(long)]
     seed: Option<u64>,
     /// How long `overload` and `stalls` last, in seconds.
@@ -68,7 +68,7 @@ pub struct Scenarios {
     /// How long `soak` lasts, in minutes.
     #[arg(long, default_value_t = 60)]
     minutes: u64,
-    /// Only these kinds of faults, by commas.
+    /// Only these kinds of faults, separated by commas.
     #[arg(long, value_delimiter = ',')]
     kinds: Vec<String>,
     /// Play the scenarios of this file, and no others (docs/campaign.md says how they are written).
@@ -76,8 +76,8 @@ pub struct Scenarios {
     file: Option<std::path::PathBuf>,
     #[command(flatten)]
     accel: Accel,
-    /// Only these (a part of a name is enough); `bad-input` is the table of
-    /// mistakes, `program` is about bare programs, `life`, `two-vms`, `flood`, `outpour`, `long-upload`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
+    /// Only these scenarios (a part of a name is enough). `bad-input` is the table of mistakes, and `program` is about bare programs. `life`,
+    /// `two-vms`, `flood`, `outpour`, `long-upload`, `connections-come-and-go` and `interrupt-leaves-nothing` are stories of their own.
     names: Vec<String>,
 }
 

@@ -14,55 +14,55 @@ const MATRIX: [&str; 6] = ["none", "remus", "str", "colo", "plover", "dunlin"];
 /// The options of `bench vm`. Without any: one load of each of the eight services at 1 and 16 connections, in half an hour.
 #[derive(clap::Args)]
 pub struct Vm {
-    /// By commas: all, usual (one load of each service), services (redis, memcached, postgresql, mariadb, nginx, php, nodejs, tomcat), hard, bulk,
-    /// or single cases (set, counter, time, reconnect, pipeline, set-16k, get-16k, ...).
+    /// Loads, separated by commas: all, usual (one load of each service), services (redis, memcached, postgresql, mariadb, nginx, php, nodejs,
+    /// tomcat), hard, bulk, or single cases (set, counter, time, reconnect, pipeline, set-16k, get-16k, ...).
     #[arg(long, value_delimiter = ',', default_value = "usual")]
     service: Vec<String>,
-    /// Policies, by commas.
+    /// Policies, separated by commas.
     ///
-    /// One that is named twice is measured against itself: 'none,none' must find nothing, and the exit code says whether it did.
-    /// 'remus+spec' is remus with speculative communication, 'remus@50' and 'remus+spec@50' have a sync each 50 ms; a VM's file alone says so, hence they
-    /// need --fresh.
+    /// A policy that is named twice is measured against itself: 'none,none' must find no difference, and the exit code says whether it did.
+    /// 'remus+spec' is remus with speculative communication. 'remus@50' and 'remus+spec@50' sync every 50 ms. These can only be set in a VM's file,
+    /// so they need --fresh.
     #[arg(long, value_delimiter = ',', default_value = "none,dunlin")]
     policy: Vec<String>,
     /// All six policies.
     #[arg(long, conflicts_with_all = ["policy", "quick"])]
     matrix: bool,
-    /// Only the cases with these numbers of parallel connections, by commas (1,16 where no --service is given).
+    /// Only the cases with these numbers of parallel connections, separated by commas (1,16 if no --service is given).
     #[arg(long, value_delimiter = ',')]
     connections: Option<Vec<u32>>,
-    /// What lies between clients and VM, by commas: lan, 5ms (added to a round trip), 1% (of frames lost in each direction), 5ms+1%. Each case is measured
-    /// over each.
+    /// Links between clients and VM, separated by commas: lan, 5ms (added to a round trip), 1% (of frames lost in each direction), 5ms+1%. Each case
+    /// is measured over each link.
     #[arg(long, value_delimiter = ',', default_value = "lan")]
     link: Vec<Link>,
-    /// Pairs of windows, each policy's beside the baseline's (10, with --fresh 3); the median of the pairs' shares is shown, with its interval.
+    /// Pairs of windows, one of each policy and one of the baseline (10; 3 with --fresh). Shown are the median of the pairs' ratios and its interval.
     #[arg(long, visible_alias = "pairs")]
     rounds: Option<u32>,
-    /// About how long one window is; 3 at the least for transactions.
+    /// About how long one window is, in seconds; at least 3 for transactions.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Boot a VM for each policy and round, in place of one that changes its policy while it runs.
+    /// Boot a VM for each policy and round, instead of one VM that changes its policy while it runs.
     #[arg(long)]
     fresh: bool,
-    /// nginx and redis at 16 connections, six pairs: in three minutes.
+    /// Measure nginx and redis at 16 connections in six pairs, which takes three minutes.
     #[arg(long, conflicts_with_all = ["service", "rounds"])]
     quick: bool,
-    /// The whole run again, so many times; each has its own figures and its own verdict.
+    /// Do the whole run this many times. Each has its own figures and its own verdict.
     #[arg(long, default_value_t = 1, conflicts_with = "add")]
     times: u32,
-    /// A further window of each case and policy, in which strace counts the system calls of the primary's daemon.
+    /// Add a window for each case and policy in which strace counts the system calls of the primary's daemon.
     #[arg(long)]
     syscalls: bool,
-    /// The order of windows that a report's JSON tells, again.
+    /// The seed of the order of windows, which a report's JSON has: use the same order again.
     #[arg(long)]
     seed: Option<u64>,
-    /// Keep the cases that the file given by --json has from other runs, and judge all together. Both must be of one machine, commit and length.
+    /// Keep the cases of other runs in the file given by --json, and judge all of them together. Both must have the same machine, commit and length.
     #[arg(long, requires = "json")]
     add: bool,
-    /// Measure nothing: show what the file given by --json holds.
+    /// Measure nothing. Show what the file given by --json holds.
     #[arg(long, requires = "json")]
     show: bool,
-    /// A further word for the guest's kernel, such as 'nokaslr'; may be repeated.
+    /// Another word for the guest's kernel command line, such as 'nokaslr'; may be repeated.
     #[arg(long, value_name = "WORD")]
     append: Vec<String>,
     #[command(flatten)]

@@ -25,11 +25,11 @@ pub(super) struct Programs {
     /// How many copies of a running program `program-joins` makes.
     #[arg(long, default_value_t = 200)]
     joins: usize,
-    /// Only the stories of `program` with this in their names.
+    /// Only the stories of `program` whose names contain this.
     #[arg(long, value_name = "TEXT")]
     story: Option<String>,
-    /// Only these in `program-services`, by commas: memcached, nginx, go, node, lighttpd, mariadb, mariadb-2, postgresql, postgresql-2 (these are
-    /// played if none is named), mariadb-4, -8, -16, -ring-4, -ring-16, and the same of postgresql.
+    /// Only these programs in `program-services`, separated by commas: memcached, nginx, go, node, lighttpd, mariadb, mariadb-2, postgresql,
+    /// postgresql-2 (these are played if none is named), mariadb-4, -8, -16, -ring-4, -ring-16, and the same of postgresql.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     programs: Vec<String>,
 }

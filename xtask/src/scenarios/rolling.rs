@@ -14,7 +14,7 @@ const OF_PROTOCOL_2: &str = "fa32a56ccc9ab53ce02df4af264cc955ce9e9e00";
 /// From which build hosts are upgraded.
 #[derive(clap::Args)]
 pub struct From {
-    /// The commit whose build hosts are upgraded from in `rolling-upgrade`; the last one of protocol 2, if none is named.
+    /// The commit whose build the hosts run first in `rolling-upgrade`. Without it: the last commit of protocol 2.
     #[arg(long, default_value = OF_PROTOCOL_2, value_name = "COMMIT")]
     from: String,
 }
