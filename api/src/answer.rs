@@ -8,53 +8,53 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub enum Answer {
-    /// How everything is.
+    /// The state of this host and its VMs.
     Status(Box<HostStatus>),
     /// Something happened.
     Event(Event),
-    /// Long work goes on.
+    /// How far long work is.
     Progress(Progress),
     /// What this host holds of a VM.
     Standing(Standing),
-    /// What a VM has left here.
+    /// What a VM has left on this host.
     LastLife(LastLife),
-    /// Something that was looked at for `Check`.
+    /// One finding of `Check`.
     Found(Found),
-    /// How a host of the cluster is.
+    /// The state of a host of the cluster.
     Member(Box<Member>),
     /// What this host lacks for a VM.
     Report(Box<Report>),
-    /// What a host shows, and whom it believes.
+    /// The certificate that a host shows, and the authorities that it believes.
     Keys(Box<keys::HostKeys>),
-    /// About a log.
+    /// An answer about a log.
     Log(log::LogAnswer),
-    /// A program has printed this.
+    /// A program has printed something.
     Printed {
-        /// What, line ends included.
+        /// What it has printed, with the ends of lines.
         text: String,
     },
-    /// The command is about to run: the standard streams may come.
+    /// The command is about to run: the client may now send its standard streams.
     Entered {
-        /// For a person: where, and what that means.
+        /// For people: where the command runs, and what that means.
         text: String,
     },
     /// The command has ended.
     Exited {
-        /// Its exit code; 128 and the signal's number where a signal ended it.
+        /// Its exit code; 128 plus the signal's number if a signal ended it.
         code: i32,
     },
-    /// Nothing happened: whoever follows is still listened to.
+    /// Nothing happened. It keeps the conversation alive while a client follows.
     Alive,
     /// It is done.
     Done {
-        /// For a person.
+        /// What was done, for people.
         text: String,
     },
     /// It was not done.
     Failed {
         /// One line that says what to do.
         why: String,
-        /// The exit code: 2 for bad input, 1 for the rest.
+        /// The exit code: 2 for bad input, 1 for anything else.
         code: i32,
     },
 }
@@ -100,74 +100,74 @@ impl Answer {
 /// What a host holds of a VM that nobody leads.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Standing {
-    /// A copy of it lives there, or will at once.
+    /// A copy of it runs on this host, or will at once.
     pub alive: bool,
-    /// It may be elected with that copy, as far as it knows; a host of an earlier version does not say.
+    /// The host may be elected with that copy, as far as it knows. A host of an earlier version does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub may_lead: Option<bool>,
-    /// It knows of a leader.
+    /// The host knows of a leader.
     pub led: bool,
     /// The newest entry of its log: term and index.
     pub last: (u64, u64),
-    /// Who holds a complete copy, as far as its log says; a set of members.
+    /// The members that hold a complete copy, as far as its log says: one bit for each member's number.
     pub complete: u64,
     /// Its images, in the order of the configuration; a witness has none.
     pub disks: Vec<DiskStanding>,
-    /// What it noted of who was complete, and since when.
+    /// What it has noted about which members were complete, and since when.
     #[serde(default)]
     pub noted: Option<Note>,
-    /// It does not know any more what was agreed.
+    /// It no longer knows what was agreed.
     #[serde(default)]
     pub recovering: bool,
-    /// The copy of a bare program has ended by itself, and these were the last inputs that it was given, newest first.
+    /// If the copy of a bare program has ended by itself: the last inputs that it was given, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ended_after: Vec<String>,
-    /// The copy of a bare program here has ended by itself, or could not begin.
+    /// The copy of a bare program on this host has ended by itself, or could not start.
     #[serde(default)]
     pub ended: bool,
-    /// It is to be begun again when it has ended everywhere.
+    /// The program is to be restarted when it has ended on all hosts.
     #[serde(default)]
     pub begins_again: bool,
 }
 
-/// How new an image is: ordered.
+/// How new an image is. Images are compared by these fields, in this order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct DiskStanding {
-    /// It is the disk at one moment.
+    /// The image is the state of the disk at one moment.
     pub consistent: bool,
-    /// The reign in which it was last written.
+    /// The consensus term in which it was last written.
     pub term: u64,
-    /// Written as that reign's primary.
+    /// It was written by the primary of that term.
     pub primary: bool,
-    /// The last sync that it holds whole.
+    /// The last sync that it holds completely.
     pub epoch: u64,
 }
 
-/// What a host remembers of a VM's images since the VM that had them last has ended there.
+/// What a host remembers of a VM's images after the last VM that used them has ended there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LastLife {
-    /// Which life of these images that was: each `up` begins one more. None, where this host remembers none of that one's images.
+    /// The number of that life of the images: each `up` begins another life. None if this host remembers none of the images.
     pub number: Option<u64>,
-    /// How new they were, in the order of the configuration. Empty: one of them could not be read.
+    /// How new the images were, in the order of the configuration. Empty if one of them could not be read.
     pub disks: Vec<DiskStanding>,
-    /// All of them are as that life has left them.
+    /// All images are as that life has left them.
     pub untouched: bool,
-    /// Whoever had written to them since would be noticed; nobody is who writes to a block device.
+    /// If somebody had written to the images since, that would be noticed. Nobody notices writes to a block device.
     pub sure: bool,
-    /// There is something of them that cannot be read.
+    /// Some of what is remembered of them cannot be read.
     #[serde(default)]
     pub unreadable: bool,
-    /// Where `disks` is empty: none of them is newer than this. None, where that is not known either.
+    /// If `disks` is empty: no image is newer than this. None if that is not known either.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<DiskStanding>,
 }
 
-/// Who held a complete copy, as a host has noted it.
+/// Which members held a complete copy, as a host has noted it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Note {
-    /// Where the log says so: term and index.
+    /// The log entry that says so: term and index.
     pub at: (u64, u64),
-    /// A set of members.
+    /// The members that held one: one bit for each member's number.
     pub complete: u64,
     /// Since when, in milliseconds since 1970, by the clock of the host that noted it.
     pub since_ms: u64,

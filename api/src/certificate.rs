@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// One certificate's end.
+/// When a certificate of a host expires.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Certificate {
-    /// `host`, or `authority`: the cluster's.
+    /// Which certificate: the `host`'s own, or that of the cluster's `authority`.
     pub what: String,
-    /// In seconds since 1970.
+    /// When it expires, in seconds since 1970.
     pub expires_s: u64,
 }

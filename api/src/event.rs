@@ -8,17 +8,17 @@ use utoipa::ToSchema;
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Counts up on each host.
+    /// The event's number, which counts up on each host.
     pub seq: u64,
-    /// Milliseconds since 1970.
+    /// When it happened, in milliseconds since 1970, by that host's clock.
     pub time_ms: u64,
-    /// On which host.
+    /// The host on which it happened.
     pub host: String,
-    /// About which VM.
+    /// The VM or bare program that it is about, or `log/NAME` for a log; empty if it is about the host.
     pub vm: String,
-    /// What.
+    /// What happened, in one word.
     pub kind: EventKind,
-    /// The same for a person.
+    /// What happened, for people.
     pub text: String,
 }
 
@@ -31,7 +31,7 @@ impl Event {
 }
 
 words! {
-    /// What happened, in one word: docs/troubleshooting.md says what each of them means, how it is to be taken, and what to do.
+    /// What happened, in one word. docs/troubleshooting.md says what each word means, how serious it is, and what to do.
     #[expect(missing_docs, reason = "that page says it, and a test holds the two together")]
     EventKind {
         AuthorityChanged = "authority-changed",

@@ -6,51 +6,51 @@ use utoipa::ToSchema;
 /// What one sync took. Times in microseconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SyncFigures {
-    /// The primary's VM stood still.
+    /// How long the primary's VM was paused.
     pub pause_us: u64,
-    /// Of it: QMP stop.
+    /// Part of `pause_us`: QMP `stop`.
     pub stop_us: u64,
-    /// Saving the device state.
+    /// Part of `pause_us`: saving the device state.
     pub save_us: u64,
-    /// Reading the dirty bits.
+    /// Part of `pause_us`: reading the dirty bits.
     pub scan_us: u64,
-    /// Waiting for the backup's bitmap.
+    /// Part of `pause_us`: waiting for the backup's bitmap of dirty pages.
     pub wait_us: u64,
-    /// Copying the united pages aside.
+    /// Part of `pause_us`: copying the united pages aside.
     pub copy_us: u64,
-    /// QMP cont.
+    /// Part of `pause_us`: QMP `cont`.
     pub cont_us: u64,
     /// After the pause: hashing and comparing.
     pub hash_us: u64,
     /// From the stop to the backup's acknowledgement.
     pub total_us: u64,
-    /// From the last sync's stop to this one's.
+    /// From the stop of the sync before to the stop of this one.
     pub interval_us: u64,
-    /// The backup's load, as it reports it.
+    /// How long the backup took to load the sync, as it reports it.
     pub load_us: u64,
     /// Dirty pages of the primary.
     pub dirty_primary: u64,
     /// Dirty pages of the backup.
     pub dirty_backup: u64,
-    /// Both together.
+    /// Pages that are dirty on at least one of the two.
     pub united: u64,
     /// Pages that differed.
     pub divergent: u64,
-    /// Of `united`, pages that were compared and sent before the stop (those that were written again, again after it).
+    /// Of `united`, pages that were compared and sent before the stop. Those that were written again were sent again after it.
     #[serde(default, rename = "ahead")]
     pub pre_copied: u64,
     /// Bytes of memory sent.
     pub bytes: u64,
     /// Bytes of device state.
     pub device_bytes: u64,
-    /// Hashes that travelled after the stop: one for each block of the pages that were left.
+    /// Hashes that were sent after the stop: one for each block of the remaining pages.
     #[serde(default)]
     pub list_hashes: u64,
-    /// Hashes of a hash tree's nodes that travelled after the stop, where `sync.compare` is `tree`; where it is `list`, those that would have,
-    /// counted with `sync.audit` only.
+    /// Hashes of a hash tree's nodes that were sent after the stop, if `sync.compare` is `tree`. If it is `list`: those that would have been sent,
+    /// counted only with `sync.audit`.
     #[serde(default)]
     pub tree_hashes: u64,
-    /// And in how many round trips.
+    /// In how many round trips `tree_hashes` were sent.
     #[serde(default)]
     pub tree_rounds: u64,
 }
@@ -86,23 +86,23 @@ impl SyncFigures {
     }
 }
 
-/// What a program's copy on this host read, and, on its primary, how it compared with the backup's.
+/// What a program's copy on this host has read, and, on the primary, how its output compared with the backup's.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProgramStatus {
-    /// Outputs (frames) that both copies have said, while this host was the primary.
+    /// Outputs (frames) that were the same in both copies, while this host was the primary.
     pub matched: u64,
-    /// Outputs that they have not: each costs the second copy.
+    /// Outputs that differed. Each costs the second copy.
     pub differing: u64,
-    /// Inputs that were delivered: payloads, ends, new connections.
+    /// Inputs that were delivered: payloads, ends of connections, new connections.
     pub inputs: u64,
     /// Of these, the ones that were delivered while others were unread (`order = "batch"`).
     #[serde(default)]
     pub together: u64,
-    /// Of all, the ones that were not read within the program's patience.
+    /// Of all inputs, the ones that were not read within the program's patience.
     pub not_read: u64,
     /// Frames lost because too many waited to be read.
     pub lost: u64,
-    /// How often it was begun again on this host, after it had ended everywhere.
+    /// How often the program was restarted on this host, after it had ended everywhere.
     #[serde(default)]
     pub begun_again: u64,
 }
@@ -111,22 +111,22 @@ pub struct ProgramStatus {
 /// by a sample of connections. Times in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AnswerFigures {
-    /// Of how many waits.
+    /// How many waits were measured.
     pub samples: u64,
     /// The median.
     pub p50_us: u64,
-    /// The 99th percentile; of few waits the longest.
+    /// The 99th percentile; with few waits, the longest.
     pub p99_us: u64,
 }
 
 /// One queue of a VM on this host.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct QueueFigures {
-    /// Which.
+    /// The queue's name.
     pub name: String,
-    /// What it holds.
+    /// How many bytes it holds.
     pub bytes: u64,
-    /// What it may hold.
+    /// How many bytes it may hold.
     pub limit_bytes: u64,
     /// How many frames or messages found no room.
     pub dropped: u64,
@@ -150,9 +150,9 @@ impl QueueFigures {
 pub struct SpeculationFigures {
     /// Connections that are known now.
     pub connections: u64,
-    /// Connections that were begun with a shadow socket.
+    /// Connections that began with a shadow socket.
     pub begun: u64,
-    /// Connections held as before: odd ones, or beyond a limit.
+    /// Connections without one, whose output is held as without speculation: unusual ones, or those beyond a limit.
     pub held: u64,
     /// Connections that a shadow socket gave up.
     pub failed: u64,

@@ -3,47 +3,47 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A step, asked of one host.
+/// A step in the exchange of a host's keys, which one host is asked to take.
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "step", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum KeysStep {
-    /// What do you show, and whom do you believe?
+    /// Say which certificate you show, and which authorities you believe.
     Show,
-    /// Make a new private key, and ask for its certificate.
+    /// Make a new private key, and answer with a request for its certificate.
     Begin,
-    /// Use that key from now on.
+    /// Use the new key from now on.
     Finish {
         /// Its certificate, in PEM.
         cert: String,
     },
     /// Believe these authorities, and no others.
     Trust {
-        /// In PEM: one, or two.
+        /// The authorities' certificates in PEM: one or two.
         ca: String,
-        /// That the authority which is new among them was named by one that is believed already.
+        /// The proof that the new authority among them was named by one that is already believed.
         #[serde(default)]
         proof: Option<String>,
     },
-    /// These certificates count no more.
+    /// Refuse these certificates from now on.
     Revoke {
         /// Revocation lists in PEM, signed by authorities that are believed.
         crl: String,
     },
 }
 
-/// What a host shows, and whom it believes. No private key is in it. All PEM.
+/// The certificate that a host shows, and the authorities that it believes, in PEM. No private key is in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HostKeys {
     /// Its certificate.
     pub cert: String,
-    /// The authorities that it believes.
+    /// The certificates of the authorities that it believes.
     pub ca: String,
     /// The revocation lists that it knows.
     pub crl: String,
-    /// Answers `Begin`: its request for a certificate.
+    /// In answer to `Begin`: its request for a certificate.
     #[serde(default)]
     pub request: Option<String>,
-    /// Answers `Revoke`: links of removed machines that were ended for it.
+    /// In answer to `Revoke`: how many links of removed machines were ended.
     #[serde(default)]
     pub ended_links: usize,
 }

@@ -102,35 +102,35 @@ pub struct LogLine {
 #[derive(Debug, Clone, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "said", rename_all = "kebab-case")]
 pub enum LogAnswer {
-    /// Proposals are taken.
+    /// Proposals may now be sent.
     Open {
-        /// By this host.
+        /// The host that takes them.
         leader: String,
     },
-    /// It is agreed: on the disks of a majority, and in the log for good.
+    /// The proposal is agreed: it is on the disks of a majority, and in the log for good.
     Agreed {
         /// The proposal's number.
         number: u64,
-        /// Where; 0 if it was agreed long ago.
+        /// Its index in the log; 0 if it was agreed long ago.
         index: u64,
-        /// It had been agreed before.
+        /// The proposal had already been agreed before.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         repeated: bool,
     },
-    /// It was not taken, or nobody knows yet. Nothing that followed it was taken either, and the conversation ends.
+    /// The proposal was not taken, or it is not known yet whether it was. Nothing that followed it was taken either, and the conversation ends.
     Refused {
         /// The proposal's number.
         number: u64,
         /// One line that says what to do.
         why: String,
-        /// The same may be said again, with the same number, to any of the log's hosts.
+        /// The same proposal may be sent again, with the same number, to any of the log's hosts.
         again: bool,
     },
     /// An agreed entry.
     Entry {
-        /// Its index: rising, with gaps.
+        /// Its index. Indexes rise, with gaps.
         index: u64,
-        /// The reign in which it was proposed.
+        /// The consensus term in which it was proposed.
         term: u64,
         /// Its proposer's name.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -141,12 +141,12 @@ pub enum LogAnswer {
         /// The entry, in base64.
         data: String,
     },
-    /// What was asked for is not kept any more.
+    /// The entries that were asked for are no longer kept.
     Compacted {
-        /// The oldest index that is there.
+        /// The oldest index that is still kept.
         first: u64,
     },
-    /// How a log is.
+    /// The state of a log.
     Status(Box<LogStatus>),
 }
 
@@ -173,22 +173,22 @@ words! {
 pub struct LogStatus {
     /// Its name.
     pub name: String,
-    /// How it is here.
+    /// Its state on this host.
     pub state: LogState,
-    /// Why, where its state has a reason.
+    /// The reason for its state, if there is one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
     /// The leader's host, if known.
     pub leader: Option<String>,
-    /// Its term.
+    /// The consensus term.
     pub term: u64,
     /// The oldest index that can be read here.
     pub first: u64,
-    /// The newest.
+    /// The newest index.
     pub last: u64,
-    /// Entries that can be read here, and their bytes.
+    /// How many entries can be read here.
     pub entries: u64,
-    /// See `entries`.
+    /// How many bytes these entries have.
     pub bytes: u64,
     /// Its hosts.
     pub hosts: Vec<LogHost>,
@@ -207,6 +207,6 @@ impl LogStatus {
 pub struct LogHost {
     /// Its name.
     pub host: String,
-    /// This host, or one that this host is connected with.
+    /// It is this host, or this host is connected with it.
     pub connected: bool,
 }

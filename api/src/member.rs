@@ -8,19 +8,19 @@ use utoipa::ToSchema;
 pub struct Member {
     /// Its name.
     pub host: String,
-    /// Where its daemon listens, by cluster.toml.
+    /// Where its daemon listens, according to cluster.toml.
     pub address: String,
-    /// Why it was not reached, if it was not: then the rest is not known.
+    /// Why it was not reached, if it was not. The other fields are then unknown.
     pub problem: Option<String>,
     /// Its program's version.
     pub version: String,
-    /// The newest version of the protocol that it speaks with other hosts; none from builds of protocol 2, and of hosts that were not reached.
+    /// The newest version of the protocol that it speaks with other hosts. None for builds of protocol 2, and for hosts that were not reached.
     #[serde(default)]
     pub protocol: Option<u16>,
-    /// In how many VMs' groups it is.
+    /// The number of VMs in whose groups it is.
     pub vms: usize,
-    /// Of which it is primary.
+    /// The VMs of which it is the primary.
     pub serves: Vec<String>,
-    /// What is to be said of its certificates.
+    /// Remarks about its certificates.
     pub words: Vec<String>,
 }

@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Since this daemon began.
+/// How many events were sent to `notify_url` since this daemon began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NotifyStatus {
-    /// Events that were taken.
+    /// Events that `notify_url` has taken.
     pub sent: u64,
-    /// Attempts that failed; the event is sent again.
+    /// Attempts that failed. The event is sent again.
     pub failed: u64,
-    /// Events that were not sent: refused, or too many waited.
+    /// Events that were not sent: `notify_url` refused them, or too many waited.
     pub lost: u64,
     /// Events that wait to be sent.
     pub waiting: u64,

@@ -13,9 +13,9 @@ pub struct Overview {
     pub cluster: String,
     /// The host that was asked.
     pub host: String,
-    /// Its hosts, in the order of cluster.toml.
+    /// The cluster's hosts, in the order of cluster.toml.
     pub hosts: Vec<HostView>,
-    /// Its VMs, by name.
+    /// The cluster's VMs, sorted by name.
     pub vms: Vec<VmView>,
 }
 
@@ -24,23 +24,23 @@ pub struct Overview {
 pub struct HostView {
     /// Its name.
     pub name: String,
-    /// Where it listens for the others.
+    /// Where it listens for the other hosts.
     pub address: String,
     /// It has answered lately.
     pub reached: bool,
     /// Why it was not reached.
     pub problem: Option<String>,
-    /// Its program's version; empty while it is not known.
+    /// The version of its daemon; empty while it is not known.
     pub version: String,
-    /// How its links to others are protected.
+    /// How its links to other hosts are protected.
     pub links: String,
-    /// In how many VMs' groups it is, and how many logs'.
+    /// The number of VMs in whose groups it is.
     pub vms: usize,
-    /// See `vms`.
+    /// The number of logs in whose groups it is.
     pub logs: usize,
-    /// VMs that it runs as primary.
+    /// The VMs that it runs as primary.
     pub serves: Vec<String>,
-    /// What is to be said of its certificates.
+    /// Remarks about its certificates.
     pub words: Vec<String>,
 }
 
@@ -48,13 +48,13 @@ pub struct HostView {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Protection {
-    /// A second complete copy exists, as agreed.
+    /// A second complete copy exists, as the group has agreed.
     Protected,
-    /// It was not asked for.
+    /// Protection is not asked for.
     NotAsked,
-    /// A copy is on its way.
+    /// A second copy is being made.
     Joining,
-    /// It is asked for, and there is none.
+    /// Protection is asked for, and there is no second copy.
     #[default]
     Unprotected,
     /// Nobody runs the VM.
@@ -66,31 +66,31 @@ pub enum Protection {
 pub struct VmView {
     /// Its name.
     pub name: String,
-    /// It is a bare program.
+    /// It is a bare program, not a VM.
     pub program: bool,
     /// How it is replicated.
     pub policy: String,
     /// How well it is protected.
     pub protection: Protection,
-    /// Why, in a sentence.
+    /// Why its protection is as it is, in a sentence.
     pub why: String,
-    /// What a person can do about it; empty if nothing.
+    /// What a person can do about that; empty if there is nothing to do.
     pub todo: String,
     /// The host that runs it.
     pub primary: Option<String>,
-    /// The host with the second copy, or on its way to one.
+    /// The host that has the second copy, or is getting it.
     pub backup: Option<String>,
-    /// The host that only agrees.
+    /// The host that only votes.
     pub witness: Option<String>,
-    /// Its state, as its primary says, or who knows most.
+    /// Its state, as its primary says; without a primary, as the host says that knows most.
     pub state: State,
-    /// Its group.
+    /// The hosts of its group.
     pub hosts: Vec<VmHost>,
-    /// Long work under way.
+    /// Long work that is under way.
     pub progress: Option<Progress>,
     /// The last take-over by its primary.
     pub failover: Option<FailoverStatus>,
-    /// What its primary counts; nothing while none is heard.
+    /// What its primary counts; none while no primary is heard.
     pub figures: Option<Figures>,
 }
 
@@ -99,51 +99,51 @@ pub struct VmView {
 pub struct VmHost {
     /// The host.
     pub host: String,
-    /// It can run the VM; else it only agrees.
+    /// It can run the VM. Otherwise it only votes.
     pub can_run: bool,
-    /// What it is.
+    /// Its part in the VM.
     pub role: Role,
-    /// How the VM is there; none while the host is not heard.
+    /// The VM's state there; none while the host is not heard.
     pub state: Option<State>,
-    /// The hosts that have a link with it in this VM's group, as far as they are heard.
+    /// The hosts that have a link with it in this VM's group, as far as these hosts are heard.
     pub linked: Vec<String>,
 }
 
-/// What a primary counts of a VM. Rates are differences of two answers.
+/// What a primary counts for a VM. To get rates, subtract two answers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Figures {
-    /// The reign, and the running epoch.
+    /// The consensus term.
     pub term: u64,
-    /// See `term`.
+    /// The running epoch.
     pub epoch: u64,
-    /// Syncs, and those that were given up.
+    /// Acknowledged syncs.
     pub syncs: u64,
-    /// See `syncs`.
+    /// Syncs that were given up.
     pub aborted: u64,
-    /// How often a protected VM did not get on.
+    /// How often the VM made no progress while it was protected.
     pub stalls: u64,
     /// Syncs by reason.
     pub reasons: Reasons,
-    /// How the copies are kept now.
+    /// How the two copies are kept now.
     #[serde(rename = "manner")]
     pub mode: Mode,
     /// Outputs of both copies, compared.
     pub compared: ComparedStatus,
     /// How long clients waited in the last second.
     pub answers: Option<AnswerFigures>,
-    /// How long the VM stood still for all syncs, in microseconds.
+    /// Total time that the VM was paused for syncs, in microseconds.
     pub pause_us: u64,
-    /// What all syncs sent.
+    /// Bytes that all syncs sent, in total.
     pub sent_bytes: u64,
     /// The medians of the last syncs.
     pub median: SyncFigures,
-    /// Frames taken and let out, and those that wait.
+    /// Frames that were given to the VM.
     pub frames_in: u64,
-    /// See `frames_in`.
+    /// Frames that were released to the network.
     pub frames_out: u64,
-    /// See `frames_in`.
+    /// Outbound frames that wait.
     pub held_frames: u64,
-    /// The fullest of its queues, in percent.
+    /// How full its fullest queue is, in percent.
     pub fullest_queue_percent: u64,
     /// Disk writes that a peer may lack.
     pub dirty_disk_bytes: u64,

@@ -4,41 +4,41 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use utoipa::ToSchema;
 
-/// One thing that was looked at.
+/// One finding: something that was checked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Found {
-    /// On which host; empty: it is about two hosts together.
+    /// The host that it is about; empty if it is about two hosts together.
     pub host: String,
-    /// The VM can run as far as this goes.
+    /// This does not keep the VM from running.
     pub ok: bool,
     /// The topic, and what was found.
     pub what: String,
-    /// What to do; empty when there is nothing to do.
+    /// What to do; empty if there is nothing to do.
     pub mend: String,
 }
 
-/// All that one host says.
+/// All that one host has found.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 pub struct Report {
-    /// Which host.
+    /// The host.
     pub host: String,
-    /// What it found.
+    /// Its findings.
     pub found: Vec<Found>,
-    /// What is compared with the other host's; none of a witness.
+    /// The facts that are compared with those of the other host; none for a witness.
     pub facts: Option<Facts>,
 }
 
-/// What has to be alike on both hosts, or had better be.
+/// Facts that have to be, or should be, the same on both hosts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Facts {
-    /// The version of the VM's QEMU, if it runs.
+    /// The version of the VM's QEMU, if that QEMU can be run.
     pub qemu: Option<String>,
-    /// Whether the VM would run under KVM; nothing if it would not run.
+    /// Whether the VM would run under KVM; none if it would not run at all.
     pub kvm: Option<bool>,
     /// The processor's maker, as it names itself.
     pub cpu_vendor: String,
     /// The processor's flags, as Linux names them.
     pub cpu_flags: BTreeSet<String>,
-    /// The size of each disk, in the order of the VM's file; nothing of one that cannot be read.
+    /// The size of each disk, in the order of the VM's file; none for a disk that cannot be read.
     pub disk_bytes: Vec<Option<u64>>,
 }

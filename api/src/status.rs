@@ -13,32 +13,32 @@ use utoipa::ToSchema;
 pub struct HostStatus {
     /// The host.
     pub host: String,
-    /// How its links to others are protected.
+    /// How its links to other hosts are protected.
     pub links: String,
-    /// Which build its daemon is; empty where that does not say it.
+    /// The version of its daemon; empty if the daemon does not say it.
     #[serde(default)]
     pub version: String,
-    /// The newest version of the protocol that it speaks with other hosts; 0 where it does not say it.
+    /// The newest version of the protocol that it speaks with other hosts; 0 if it does not say it.
     #[serde(default)]
     pub protocol: u16,
-    /// The oldest one.
+    /// The oldest version of that protocol; 0 if it does not say it.
     #[serde(default)]
     pub oldest_protocol: u16,
-    /// Whether a VM that asks for KVM, and names no user of its own, gets it there; `false` also where its daemon does not say it.
+    /// Whether a VM that asks for KVM, and names no user of its own, gets KVM there. Also `false` if the daemon does not say it.
     #[serde(default)]
     pub kvm: bool,
-    /// The VMs in whose groups it is.
+    /// The VMs in whose groups this host is.
     pub vms: Vec<VmStatus>,
-    /// The logs of which it is a host.
+    /// The logs in whose groups this host is.
     #[serde(default)]
     pub logs: Vec<log::LogStatus>,
     /// Connections to this host that were refused, by what was wrong with them.
     #[serde(default)]
     pub refused: BTreeMap<String, u64>,
-    /// Events on their way to `notify_url`, if there is one.
+    /// Events for `notify_url`, if that is set.
     #[serde(default)]
     pub notify: Option<NotifyStatus>,
-    /// How long its certificates are good.
+    /// When its certificates expire.
     #[serde(default)]
     pub certificates: Vec<Certificate>,
 }
@@ -50,16 +50,16 @@ pub struct VmStatus {
     pub name: String,
     /// This host's part in it.
     pub role: Role,
-    /// How it is here.
+    /// Its state on this host.
     pub state: State,
-    /// Why, where its state has a reason: of `stalled` the wait's name, of `failed` and `restarting` a line for people.
+    /// The reason for its state, if there is one: for `stalled` the wait's name, for `failed` and `restarting` a line for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
-    /// Whether a second complete copy exists, as agreed by the group.
+    /// Whether a second complete copy exists, as the group has agreed.
     pub protected: bool,
-    /// Whether protection is asked for at all.
+    /// Whether its policy asks for protection.
     pub wants_protection: bool,
-    /// The policy.
+    /// How it is replicated.
     pub policy: String,
     /// The leader's host, if known.
     pub leader: Option<String>,
@@ -67,44 +67,44 @@ pub struct VmStatus {
     pub term: u64,
     /// The running epoch.
     pub epoch: u64,
-    /// Entries: committed, applied.
+    /// The index of the last agreed log entry.
     pub committed: u64,
-    /// See `committed`.
+    /// The index of the last log entry that was applied here.
     pub applied: u64,
-    /// Frames that wait for a sync.
+    /// Outbound frames that wait for a sync.
     pub held_frames: usize,
-    /// Agreed entries that this host holds: those since the log was cut.
+    /// Agreed entries that this host holds, which are those since the log was cut.
     pub log_entries: u64,
-    /// Inbound frames taken and outbound frames released.
+    /// Frames that were given to the VM.
     pub frames_in: u64,
-    /// See `frames_in`.
+    /// Frames that were released to the network.
     pub frames_out: u64,
-    /// Primary: how long clients waited in the last second; none if nothing was asked, or where shadow sockets answer.
+    /// Primary: how long clients waited in the last second; none if nobody waited, or if shadow sockets answer.
     #[serde(default)]
     pub answers: Option<AnswerFigures>,
-    /// The peers of the group: name, and whether its log link stands.
+    /// The other hosts of its group.
     pub peers: Vec<PeerStatus>,
-    /// The host that takes a copy's host's part when that host stays away.
+    /// The standby: the host that gets the part of a copy's host if that host stays away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<String>,
-    /// Backup: the checkpoint of the VM's memory that it makes on the standby's host.
+    /// Backup: the checkpoint of the VM's memory that this host makes on the standby's host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<CheckpointStatus>,
-    /// The version of the protocol that all hosts of the group speak now; none while one of them is not linked.
+    /// The version of the protocol that all hosts of the group speak now; none while one of them has no link.
     #[serde(default)]
     pub protocol: Option<u16>,
     /// The last sync, and totals.
     pub sync: SyncStatus,
-    /// What the last take-over on this host was made of.
+    /// The last take-over on this host, step by step.
     pub failover: Option<FailoverStatus>,
-    /// Long work under way.
+    /// Long work that is under way.
     pub progress: Option<Progress>,
-    /// Primary: why no backup joins.
+    /// Primary: why no backup could join.
     #[serde(default)]
     pub join_problem: Option<JoinProblem>,
-    /// QEMU's process on this host.
+    /// The process id of QEMU on this host.
     pub qemu_pid: Option<u32>,
-    /// How frames go between that QEMU's cards and the daemon: `stream` or `vhost-user`; none while it does not run.
+    /// How frames go between the cards of that QEMU and the daemon: `stream` or `vhost-user`. None while QEMU does not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nic_backend: Option<String>,
     /// The disks, in the order of the VM's file; none while the VM is not on this host.
@@ -113,27 +113,27 @@ pub struct VmStatus {
     /// Comparisons of both hosts' disks.
     #[serde(default)]
     pub verify: VerifyStatus,
-    /// What other hosts said that was not believed.
+    /// What the VM's other hosts said that was not believed.
     #[serde(default)]
     pub bad_input: BadInput,
-    /// How often a protected VM did not get on, and its session was ended for that (docs/waits.md).
+    /// How often the VM made no progress while it was protected, so that its session was ended (docs/waits.md).
     #[serde(default)]
     pub stalls: u64,
     /// What the thread between the two copies waits for now.
     pub waits: Option<WaitStatus>,
-    /// What its queues hold, and may hold (docs/budgets.md).
+    /// Its queues: how much they hold, and may hold (docs/budgets.md).
     #[serde(default)]
     pub queues: Vec<QueueFigures>,
-    /// Times that its log, or what its output is held in, was full, so that the network or the VM had to wait.
+    /// Times that its log or its buffer of held output was full, so that the network or the VM had to wait.
     #[serde(default)]
     pub full: u64,
-    /// Times that the log began to refuse entries of its own, which are said again.
+    /// Times that the log began to refuse this host's own entries. They are proposed again.
     #[serde(default)]
     pub unsaid: u64,
-    /// A bare program in a VM's place: what was read and compared.
+    /// For a bare program: what was read and compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramStatus>,
-    /// Of a VM whose file says `speculative = true`, where it is here.
+    /// For a VM with `speculative = true` that runs on this host: what speculation does.
     pub speculation: Option<SpeculationFigures>,
 }
 
@@ -153,21 +153,21 @@ impl VmStatus {
     }
 }
 
-/// A wait of docs/waits.md.
+/// A wait; docs/waits.md lists all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitStatus {
-    /// Its name there.
+    /// Its name in docs/waits.md.
     pub name: String,
-    /// For what.
+    /// What is waited for.
     pub for_what: String,
-    /// How long it has lasted.
+    /// How long it has lasted, in microseconds.
     pub us: u64,
 }
 
-/// What a VM's group heard that was counted, told once per host and minute, and dropped.
+/// What other hosts of a VM's group said that was not believed: it is counted, reported once per host and minute, and dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BadInput {
-    /// Messages that end too early.
+    /// Messages that ended too early.
     pub too_short: u64,
     /// Messages with bytes left over.
     pub too_long: u64,
@@ -179,7 +179,7 @@ pub struct BadInput {
     pub links_broken: u64,
     /// Connections from hosts that are not in the VM's group.
     pub unknown_members: u64,
-    /// Records whose checksum did not fit when they were looked at. A write that is under way looks the same: a few
+    /// Records whose checksum was wrong when they were looked at. A write that is under way looks the same, so a few
     /// are usual.
     pub torn: u64,
 }
@@ -189,31 +189,31 @@ pub struct BadInput {
 pub struct DiskFigures {
     /// What it is for on this host.
     pub role: DiskRole,
-    /// What a peer may lack.
+    /// Bytes of the disk that a peer may lack.
     pub dirty_bytes: u64,
-    /// Primary: waits to be sent to the backup.
+    /// Primary: bytes of writes that wait to be sent to the backup.
     pub queued_bytes: u64,
-    /// What the backup's buffers hold in memory, as this host knows it.
+    /// Bytes that the backup's buffers hold in memory, as far as this host knows.
     pub held_bytes: u64,
-    /// Backup: of it, the primary's writes since the last sync.
+    /// Backup: of `held_bytes`, the primary's writes since the last sync.
     pub pvm_bytes: u64,
-    /// Backup: of it, its own VM's.
+    /// Backup: of `held_bytes`, the writes of its own VM.
     pub svm_bytes: u64,
-    /// Backup: the most that the buffers ever held.
+    /// Backup: the most bytes that the buffers ever held.
     pub peak_bytes: u64,
-    /// Backup: compared when idle (the lightweight checkpoint).
+    /// Backup: bytes compared when idle (the lightweight checkpoint).
     pub compared_bytes: u64,
-    /// Backup: of these, found equal and brought to the image.
+    /// Backup: of these, bytes found equal and written to the image.
     pub settled_bytes: u64,
-    /// Backup: brought to the image by syncs.
+    /// Backup: bytes written to the image by syncs.
     pub committed_bytes: u64,
-    /// Requests of the VM on this host.
+    /// Disk requests of the VM on this host.
     pub requests: u64,
-    /// How long they took in all.
+    /// How long these requests took in total, in nanoseconds.
     pub request_ns: u64,
-    /// Backup: syncs that reached the image, and how long that took in all, from the commit.
+    /// Backup: syncs that reached the image.
     pub settles: u64,
-    /// See `settles`.
+    /// Backup: how long these took in total, from their commit, in nanoseconds.
     pub settle_ns: u64,
     /// Backup: syncs asked for because its buffers filled up.
     #[serde(default)]
@@ -221,27 +221,27 @@ pub struct DiskFigures {
     /// Backup: writes of its VM that were delayed because its buffers were nearly full.
     #[serde(default)]
     pub delayed_writes: u64,
-    /// Backup: how long the lightweight checkpoint compared and wrote.
+    /// Backup: how long the lightweight checkpoint compared and wrote, in nanoseconds.
     #[serde(default)]
     pub light_ns: u64,
-    /// How new the image is: term, written as its primary, epoch.
+    /// How new the image is: the term in which it was last written, whether the primary of that term wrote it, and the epoch.
     pub generation: (u64, bool, u64),
-    /// The image is the state of one moment.
+    /// The image is the state of the disk at one moment.
     pub consistent: bool,
 }
 
 /// Comparisons of both hosts' disks, as this host made them while it was the primary.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VerifyStatus {
-    /// How often they are made by themselves, in seconds; nothing: never.
+    /// How often they are made automatically, in seconds; none if never.
     pub every_s: Option<u64>,
     /// Primary with a backup: when the next one is due, in milliseconds since 1970.
     pub due_ms: Option<u64>,
-    /// One that is under way.
+    /// The comparison that is under way.
     pub under_way: Option<Progress>,
-    /// The last one that was whole.
+    /// The last comparison that was completed.
     pub last: Option<Verified>,
-    /// Why a later one was not.
+    /// Why a later comparison was not completed.
     pub problem: Option<String>,
 }
 
@@ -252,7 +252,7 @@ pub struct Verified {
     pub began_ms: u64,
     /// When it ended.
     pub ended_ms: u64,
-    /// By the schedule of the VM's file; else a person asked for it.
+    /// It was made by the schedule in the VM's file. Otherwise a person asked for it.
     pub scheduled: bool,
     /// Pieces of 1 MiB that were compared.
     pub extents: u64,
@@ -260,7 +260,7 @@ pub struct Verified {
     pub differing: u64,
     /// What differed was sent again.
     pub repaired: bool,
-    /// The same in words, with the first places that differ.
+    /// The result in words, with the first places that differ.
     pub text: String,
 }
 
@@ -269,15 +269,15 @@ pub struct Verified {
 pub struct PeerStatus {
     /// Its host.
     pub host: String,
-    /// Whether the log link stands.
+    /// Whether the log's link to it stands.
     pub connected: bool,
-    /// It only agrees, and cannot run the VM.
+    /// It only votes, and cannot run the VM.
     #[serde(default)]
     pub witness: bool,
-    /// The version of the protocol that is spoken with it; none without a link.
+    /// The version of the protocol that this host speaks with it; none without a link.
     #[serde(default)]
     pub protocol: Option<u16>,
-    /// Which build it is; none without a link, or from builds of protocol 2.
+    /// The version of its daemon; none without a link, and none from builds of protocol 2.
     #[serde(default)]
     pub version: Option<String>,
 }
@@ -289,26 +289,27 @@ pub struct SyncStatus {
     pub count: u64,
     /// Of these, by reason.
     pub reasons: Reasons,
-    /// How the copies are kept now.
+    /// How the two copies are kept now.
     #[serde(rename = "manner")]
     pub mode: Mode,
-    /// How often another mode was chosen because it paid.
+    /// How often another mode was chosen because it costs less.
     pub change_overs: u64,
     /// The comparison of outputs since the backup joined.
     pub compared: ComparedStatus,
     /// How many were given up.
     pub aborted: u64,
-    /// The longest that the VM has stood for one since this host became primary, also one that was given up. Microseconds.
+    /// The longest pause of the VM for a sync since this host became primary, in microseconds. Syncs that were given up count, too.
     #[serde(default)]
     pub longest_pause_us: u64,
-    /// The last one.
+    /// The last sync.
     pub last: SyncFigures,
-    /// Medians over the last 1,000.
+    /// Medians over the last 1,000 syncs.
     pub median: SyncFigures,
-    /// The pauses by length since this host became primary, joins aside: the difference of two answers has the percentiles in between.
+    /// How many pauses of each length there were since this host became primary, without joins. Subtract two answers to get the percentiles
+    /// between them.
     #[serde(default)]
     pub pauses: Pauses,
-    /// Each figure summed up over all of them: the difference of two answers says what syncs cost in between.
+    /// The sum of each figure over all syncs. Subtract two answers to get what syncs cost between them.
     pub sum: SyncFigures,
 }
 
@@ -320,9 +321,9 @@ pub struct Pauses(pub Vec<PausesOf>);
 /// Pauses of one length.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PausesOf {
-    /// At least so long, and less than 1/16 longer.
+    /// The length in microseconds: each pause was at least this long, and less than 1/16 longer.
     pub us: u64,
-    /// How many.
+    /// How many pauses.
     pub count: u64,
 }
 
@@ -341,17 +342,17 @@ impl Pauses {
 /// Outputs of both VMs, compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ComparedStatus {
-    /// Frames that left because both VMs had said them.
+    /// Frames that left because both VMs had sent them.
     pub matched: u64,
     /// Frames that left because they told nothing new.
     pub free: u64,
-    /// Frames that left by a sync.
+    /// Frames that left because a sync covered them.
     pub by_sync: u64,
-    /// Times that the two said something else.
+    /// Times that the outputs of the two VMs differed.
     pub differences: u64,
-    /// All frames that left, and how long they were held together.
+    /// All frames that left.
     pub released: u64,
-    /// In microseconds.
+    /// Total time that these frames were held, in microseconds.
     pub held_us: u64,
 }
 
@@ -364,29 +365,30 @@ pub struct Reasons {
     pub limit: u64,
     /// The epoch had grown old.
     pub quiet: u64,
-    /// The disk's buffers asked.
+    /// The disk's buffers filled up.
     pub disk: u64,
-    /// The backup said something else.
+    /// The backup's output differed.
     pub differs: u64,
-    /// Another mode was taken up.
+    /// Another mode was chosen.
     pub change_over: u64,
-    /// The log, or what output is held in, was half full.
+    /// The log or the buffer of held output was half full.
     #[serde(default)]
     pub memory: u64,
 }
 
-/// A take-over, step by step. Microseconds.
+/// A take-over, step by step. Times are in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailoverStatus {
-    /// From the last word of the old primary to this host's candidacy.
+    /// From the last message of the old primary to this host's candidacy.
     pub detected_us: u64,
-    /// To the won election.
+    /// From there to the won election.
     pub elected_us: u64,
-    /// Applying the agreed inputs and the complete set's agreement.
+    /// From there until the agreed inputs were applied and the complete set was agreed.
     pub applied_us: u64,
-    /// To the first frame out: disk, QEMU's switch, announcement.
+    /// From there to the first frame out: disk, QEMU's switch, announcement.
     pub announced_us: u64,
-    /// Frames for the VM that had reached this host as well, were not agreed on before the old primary died, and were given to the VM.
+    /// Frames for the VM that had also reached this host from the network, were not agreed before the old primary died, and were then given to
+    /// the VM.
     #[serde(default)]
     pub overheard: u64,
 }
@@ -407,11 +409,11 @@ impl FailoverStatus {
 /// Why a join fails.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JoinProblem {
-    /// The other host, and what it or this one says.
+    /// The other host, and what it or this host says.
     pub why: String,
-    /// How often in a row.
+    /// How often in a row a join has failed for this reason.
     pub times: u32,
-    /// It goes by itself.
+    /// The problem goes away by itself.
     pub passes: bool,
 }
 
@@ -420,28 +422,28 @@ pub struct JoinProblem {
 pub struct CheckpointStatus {
     /// The standby.
     pub host: String,
-    /// When the last round was through, in milliseconds since 1970; none before the first.
+    /// When the last round was completed, in milliseconds since 1970; none before the first.
     pub at_ms: Option<u64>,
     /// Rounds so far.
     pub rounds: u64,
-    /// How much the VM's memory was in the last one.
+    /// The size of the VM's memory in the last round.
     pub memory_bytes: u64,
-    /// What the last one sent.
+    /// Bytes that the last round sent.
     pub sent_bytes: u64,
-    /// What all of them sent.
+    /// Bytes that all rounds sent.
     pub sent_bytes_total: u64,
-    /// How long the last one took.
+    /// How long the last round took, in milliseconds.
     pub took_ms: u64,
 }
 
-/// Long work.
+/// How far long work is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
-    /// What.
+    /// What is being done.
     pub what: String,
-    /// So far, in bytes.
+    /// How much is done so far, in bytes.
     pub done: u64,
-    /// In all, in bytes.
+    /// How much there is to do in total, in bytes.
     pub total: u64,
 }
 

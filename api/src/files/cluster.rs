@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterFile {
-    /// For people.
+    /// The cluster's name, for people.
     pub name: String,
     /// 32 hexadecimal digits. Hosts of another cluster are refused.
     #[schema(example = "00112233445566778899aabbccddeeff")]
@@ -17,11 +17,11 @@ pub struct ClusterFile {
     #[serde(default)]
     #[schema(default = Durability::default)]
     pub durability: Durability,
-    /// How long a silent leader is believed, shortest; each host waits up to twice as long.
+    /// How long, at least, a silent leader is still taken for alive, in milliseconds. Each host waits up to twice as long.
     #[serde(default = "usual_election_ms")]
     #[schema(default = usual_election_ms)]
     pub election_ms: u32,
-    /// The hosts.
+    /// The cluster's hosts.
     pub hosts: Vec<ClusterHost>,
 }
 
@@ -29,9 +29,9 @@ pub struct ClusterFile {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClusterHost {
-    /// Unique.
+    /// The host's name, which is unique.
     pub name: String,
-    /// Where its daemon listens for the others.
+    /// Where its daemon listens for the other hosts.
     #[schema(value_type = String, example = "10.0.0.1:7700")]
     pub address: SocketAddr,
 }

@@ -8,59 +8,59 @@ use utoipa::ToSchema;
 /// Where a daemon's control socket usually is.
 pub const CONTROL: &str = "/run/dunlin/dunlin.sock";
 
-/// host.toml: what one host needs to know of itself. How hosts know each other is said in one of three ways: `key`, `cert` and `ca`; or `secret`; or `insecure`.
+/// host.toml: the settings of one host. It has one of three ways to authenticate other hosts: `key`, `cert` and `ca`; or `secret`; or `insecure`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostFile {
     /// The host's name in the cluster.
     pub host: String,
-    /// The cluster's file.
+    /// The path of cluster.toml.
     #[schema(value_type = String)]
     pub cluster: PathBuf,
-    /// The state folder.
+    /// The folder where the daemon keeps its state.
     #[schema(value_type = String)]
     pub state: PathBuf,
-    /// The control socket.
+    /// The path of the control socket.
     #[serde(default = "usual_control")]
     #[schema(value_type = String, default = usual_control)]
     pub control: PathBuf,
-    /// The metrics address.
+    /// The address where metrics are served for Prometheus.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub metrics: Option<SocketAddr>,
-    /// Where the page is served: an address of this machine for itself alone, or `off`.
+    /// The address where the page and the API are served to this machine alone (a loopback address), or `off`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<String>,
-    /// Where the API is served to other machines.
+    /// The address where the page and the API are served to other machines, by TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub api: Option<SocketAddr>,
-    /// Where events are posted.
+    /// The URL to which each event is posted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notify_url: Option<String>,
-    /// A group that may look.
+    /// A group of this host's operating system whose members may look.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub viewers: Option<String>,
-    /// A group that may start, stop and move VMs.
+    /// A group of this host's operating system whose members may also start, stop and move VMs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operators: Option<String>,
-    /// TLS key.
+    /// The path of this host's private key (TLS).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub key: Option<PathBuf>,
-    /// TLS certificate.
+    /// The path of this host's certificate (TLS).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub cert: Option<PathBuf>,
-    /// TLS authority.
+    /// The path of the certificate of the cluster's authority (TLS).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub ca: Option<PathBuf>,
-    /// A file with the shared secret, instead of TLS.
+    /// The path of a file with a shared secret, instead of TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub secret: Option<PathBuf>,
-    /// Neither TLS nor a secret.
+    /// Neither TLS nor a secret: for tests on one machine.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub insecure: bool,
 }

@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
-/// `[vm]`: the virtual hardware.
+/// `[vm]`: the virtual hardware, which is the same on both hosts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmTable {
-    /// Not used: the name stands at the file's top.
+    /// Ignored: the name at the file's top counts.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// How the guest's instructions are run.
@@ -20,15 +20,15 @@ pub struct VmTable {
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = Machine::default)]
     pub machine: Machine,
-    /// What the machine begins with.
+    /// The firmware that the machine starts with.
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = Firmware::default)]
     pub firmware: Firmware,
-    /// The QEMU executable; `qemu-system-x86_64` from the PATH when absent.
+    /// The QEMU executable, the same version on both hosts. Absent: `qemu-system-x86_64` from the PATH.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub qemu: Option<PathBuf>,
-    /// QEMU's `-cpu`. Absent: `host` under KVM, `max,la57=off` under TCG. With unlike hosts name a common model.
+    /// QEMU's `-cpu`. Absent: `host` under KVM, `max,la57=off` under TCG. If the hosts' processors differ, name a common model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
     /// Number of virtual CPUs, 1 to 64.
@@ -37,11 +37,11 @@ pub struct VmTable {
     pub vcpus: u32,
     /// Guest RAM in MiB.
     pub memory_mib: u64,
-    /// The host may have less memory free than the guest may come to use: then that is said, and nothing is refused.
+    /// Start the VM even if the host has less free memory than the guest may use in the end. The daemon only says so, and refuses nothing.
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = bool::default)]
     pub memory_overcommit: bool,
-    /// Kernel for a direct boot; absent: the firmware boots the first disk.
+    /// Kernel for a direct boot. Absent: the firmware boots the first disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub kernel: Option<PathBuf>,
@@ -69,11 +69,11 @@ pub struct VmTable {
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     #[schema(default = yes)]
     pub sandbox: bool,
-    /// A further object for QEMU's `LD_PRELOAD`, for tests on hosts whose KVM is not the usual one. The same on both hosts.
+    /// Another object for QEMU's `LD_PRELOAD`, for tests on hosts with an unusual KVM. The same on both hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub preload: Option<PathBuf>,
-    /// The serial console is appended to this file (its end is kept in memory in any case).
+    /// The file to which the serial console is appended. The end of its output is kept in memory in any case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub serial_log: Option<PathBuf>,
@@ -116,20 +116,20 @@ usual! {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskTable {
-    /// The image, the same path on each host.
+    /// The path of the image, the same on each host.
     #[schema(value_type = String)]
     pub path: PathBuf,
-    /// What is in the file.
+    /// The format of the image.
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = DiskFormat::default)]
     pub format: DiskFormat,
-    /// The qcow2 image may stand on another file (its backing file), which the daemon opens as root, whatever the image names: for images
+    /// Whether the qcow2 image may have a backing file. The daemon opens, as root, whatever file the image names, so allow it only for images
     /// that you made yourself.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub backing: bool,
 }
 
-/// What is in a disk's image file.
+/// The format of a disk's image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DiskFormat {
@@ -147,13 +147,13 @@ pub struct NicTable {
     /// MAC address.
     #[schema(example = "52:54:00:12:34:56")]
     pub mac: String,
-    /// Bridge on the host that the TAP joins; absent: the TAP stands alone.
+    /// Bridge on the host that the TAP joins. Absent: the TAP stands alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,
-    /// Name of the TAP; absent: the kernel chooses `dunlinN`.
+    /// Name of the TAP. Absent: the kernel chooses `dunlinN`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// Whether the guest gets frames that are for none of its addresses, too: it watches the network.
+    /// Whether the guest also gets frames for addresses that are not its own, to watch the network.
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = bool::default)]
     pub promiscuous: bool,
@@ -174,7 +174,7 @@ pub enum NicBackend {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
-    /// KVM where it works, else TCG with a message.
+    /// KVM if it works, else TCG with a message.
     #[default]
     Auto,
     /// Hardware virtualisation only.
@@ -208,13 +208,13 @@ impl Machine {
     }
 }
 
-/// What a machine begins with.
+/// The firmware that a machine starts with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Firmware {
     /// QEMU's own: SeaBIOS, on microvm qboot.
     #[default]
     Bios,
-    /// OVMF, with variables of the VM's own that are replicated like a disk.
+    /// OVMF, with the VM's own firmware variables, which are replicated like a disk.
     Uefi,
 }

@@ -7,34 +7,34 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use utoipa::ToSchema;
 
-/// `[program]`: a program that is run twice. The same executable is on both hosts.
+/// `[program]`: a program of which a copy runs on each of two hosts. The same executable has to be on both hosts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProgramTable {
-    /// The executable by its whole path, and its arguments.
+    /// The executable's absolute path, and its arguments. It has to stay in the foreground.
     pub command: Vec<String>,
-    /// The directory of each host that it sees as its root.
+    /// The directory of each host that the copies see as their `/`. `command`, `directory` and `data_at` are paths in it.
     #[serde(default = "root", skip_serializing_if = "is_root")]
     #[schema(value_type = String, default = root)]
     pub root: PathBuf,
-    /// Where it starts.
+    /// The working directory in which it starts.
     #[serde(default = "root", skip_serializing_if = "is_root")]
     #[schema(value_type = String, default = root)]
     pub directory: PathBuf,
-    /// All of its environment; `PATH` has a value without this, too.
+    /// Its whole environment. `PATH` has a value even if it is not in here.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, String>,
-    /// The user that it runs as; absent: root of its own namespaces.
+    /// The user that it runs as, which has to exist on both hosts. Absent: root of its own namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// The TCP port at which it serves; absent: any.
+    /// The program counts as serving when it listens on this TCP port. Absent: on any port beyond loopback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
     /// What the next input waits for.
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = Order::default)]
     pub order: Order,
-    /// How long it waits for that, in milliseconds.
+    /// The longest that the next input waits for that, in milliseconds.
     #[serde(default = "patience_ms", skip_serializing_if = "is_patience_ms")]
     #[schema(default = patience_ms)]
     pub patience_ms: u64,
@@ -46,39 +46,39 @@ pub struct ProgramTable {
     #[serde(default = "own", skip_serializing_if = "is_own")]
     #[schema(default = own)]
     pub chance: Source,
-    /// What each copy may write to files, in memory.
+    /// How many MiB each copy may write to files, which are kept in memory.
     #[serde(default = "scratch_mib", skip_serializing_if = "is_scratch_mib")]
     #[schema(default = scratch_mib)]
     pub scratch_mib: u32,
-    /// A file on each host with a file system that outlives the copies.
+    /// A file on each host with a file system that outlives the copies. It is made if it is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub data: Option<PathBuf>,
-    /// The directory that the copies see it at.
+    /// The directory at which the copies see that file system. It has to exist on both hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub data_at: Option<PathBuf>,
-    /// How large it is when it is made; absent: 256.
+    /// The size of `data` in MiB when it is made. Absent: 256.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_mib: Option<u32>,
-    /// What each copy may take of its host's memory; absent: no limit.
+    /// How many MiB of its host's memory each copy may take, including the files that it writes. Absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
-    /// How many of its host's processors each copy may use, such as 1.5; absent: no limit.
+    /// How many of its host's processors each copy may use, such as 1.5. Absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<f64>,
-    /// Processes and threads of each copy; absent: no limit.
+    /// How many processes and threads each copy may have. Absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tasks: Option<u32>,
-    /// How long it may take until it serves, in seconds.
+    /// How long the program may take until it serves, in seconds.
     #[serde(default = "start_within_s", skip_serializing_if = "is_start_within_s")]
     #[schema(default = start_within_s)]
     pub start_within_s: u64,
-    /// Whether it is begun again when it has ended on all of its hosts.
+    /// Whether the program is restarted after it has ended on all of its hosts.
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = RestartPolicy::default)]
     pub restart: RestartPolicy,
-    /// Its card: one.
+    /// Its network card: exactly one.
     pub nics: Vec<ProgramNicTable>,
 }
 
@@ -135,27 +135,27 @@ usual! {
     mtu, is_mtu: u16 = 1500;
 }
 
-/// `[[program.nics]]`: a program's card.
+/// `[[program.nics]]`: a program's network card.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProgramNicTable {
     /// MAC address.
     #[schema(example = "52:54:00:12:34:57")]
     pub mac: String,
-    /// Bridge on the host that the TAP joins; absent: the TAP stands alone.
+    /// Bridge on the host that the TAP joins. Absent: the TAP stands alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bridge: Option<String>,
-    /// Name of the TAP; absent: the kernel chooses `dunlinN`.
+    /// Name of the TAP. Absent: the kernel chooses `dunlinN`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// The program's IPv4 address, and its network's bits.
+    /// The program's IPv4 address and prefix length.
     #[schema(example = "10.0.0.57/24")]
     pub address: String,
-    /// The way to other networks.
+    /// The default gateway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub gateway: Option<Ipv4Addr>,
-    /// The most bytes of a packet, where the network takes fewer than the usual 1500.
+    /// The largest packet in bytes, if the network takes less than the usual 1500.
     #[serde(default = "mtu", skip_serializing_if = "is_mtu")]
     #[schema(default = mtu, example = 1450)]
     pub mtu: u16,
@@ -165,40 +165,40 @@ pub struct ProgramNicTable {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
-    /// As `batch`, until a second copy has said something else while inputs were unread together; as `read` from then on.
+    /// Like `batch`, until the outputs of the copies differ after inputs were unread together. From then on like `read`.
     #[default]
     Auto,
-    /// For nothing: the order of delivery alone.
+    /// It waits for nothing: only the order of delivery is agreed.
     Delivery,
-    /// Until every copy has read the last one.
+    /// It waits until every copy has read the last input.
     Read,
-    /// The same for a connection's next one; inputs of several connections may be unread together.
+    /// Like `read` for the inputs of one connection. Inputs of several connections may be unread together.
     Batch,
-    /// Until every copy has answered it.
+    /// It waits until every copy has answered the last input, or rests without an answer.
     Answer,
 }
 
-/// Where what no two hosts have alike comes from.
+/// Where time or random bytes come from, which no two hosts have alike.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// The group has agreed on it: all copies have the same.
+    /// The group agrees on them: all copies have the same.
     #[default]
     Agreed,
-    /// Each copy has its host's.
+    /// Each copy has those of its host.
     Own,
 }
 
-/// Whether a program that has ended on all of its hosts is begun again.
+/// Whether a program is restarted after it has ended on all of its hosts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RestartPolicy {
-    /// A person begins it.
+    /// It is not restarted: a person has to start it.
     #[default]
     Never,
-    /// Unless its exit code was 0.
+    /// It is restarted unless its exit code was 0.
     OnFailure,
-    /// However it has ended.
+    /// It is restarted however it has ended.
     Always,
 }
 

@@ -12,35 +12,36 @@ pub const POLICIES: [&str; 6] = ["none", "remus", "str", "colo", "plover", "dunl
 /// The words for `storage`. Which of them a word is, the daemon says.
 pub const STORAGES: [&str; 3] = ["gannet", "colo", "sync"];
 
-/// A VM's file. It has one of `vm` and `program`.
+/// A VM's file. It has either `vm` or `program`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmFile {
-    /// The name that people use: 1 to 64 letters, digits, `-`, `_`, `.`.
+    /// The VM's name: 1 to 64 letters, digits, `-`, `_`, `.`.
     pub name: String,
-    /// The hosts that can run it, the first preferred: two, or one under policy `none`.
+    /// The hosts that can run the VM, the preferred one first: two, or one with policy `none`.
     pub members: Vec<String>,
-    /// The third host, which only agrees. Needed unless the policy is `none`.
+    /// The third host, which only votes. Needed unless the policy is `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub witness: Option<String>,
-    /// Which number each host has, or had, in the group: `dunlin move` writes it, and nobody else.
+    /// The number that each host has, or had, in the VM's group. `dunlin move` writes it; do not set it yourself.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub numbers: BTreeMap<String, u8>,
-    /// A host without a part, which gets that of a copy's host that stays away.
+    /// A host without a part in the VM. If the host of a copy stays away, the standby gets its part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby: Option<String>,
-    /// So long that one has to be away.
+    /// How long that host has to be away first, such as `30s`.
     #[serde(default = "standby_after", skip_serializing_if = "is_standby_after")]
     #[schema(default = standby_after)]
     pub standby_after: String,
-    /// How often the standby gets a checkpoint of the VM's memory, out of the backup's copy, as `30s`: its join is sent the rest alone. Without it, never.
+    /// How often the standby gets a checkpoint of the VM's memory from the backup's copy, such as `30s`. When it joins, only the rest is sent.
+    /// Without this key: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standby_checkpoint: Option<String>,
     /// How the copies are kept.
     #[serde(default = "usual_policy", skip_serializing_if = "is_usual_policy")]
     #[schema(schema_with = policy)]
     pub policy: String,
-    /// Its TCP connections are acknowledged before they may leave; under policy `remus` alone.
+    /// The VM's TCP data are acknowledged to it at once, kept, and sent when that is safe. Only with policy `remus`.
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = bool::default)]
     pub speculative: bool,
@@ -48,36 +49,36 @@ pub struct VmFile {
     #[serde(default = "usual_storage", skip_serializing_if = "is_usual_storage")]
     #[schema(schema_with = storage)]
     pub storage: String,
-    /// The first copy of the disks to a backup takes no more than this, over all disks; 0: as fast as it goes.
+    /// Limits the first copy of the disks to a backup to this many MiB a second, over all disks; 0: no limit.
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = u64::default)]
     pub copy_mib_per_s: u64,
-    /// What a backup may hold in memory, for each disk.
+    /// How many MiB a backup may hold in memory for each disk.
     #[serde(default = "disk_memory_mib", skip_serializing_if = "is_disk_memory_mib")]
     #[schema(default = disk_memory_mib)]
     pub disk_memory_mib: u64,
-    /// Equal writes of both VMs leave a backup's memory between two syncs.
+    /// Equal writes of both VMs go from a backup's memory to its image between two syncs.
     #[serde(default = "settle_when_idle", skip_serializing_if = "is_settle_when_idle")]
     #[schema(default = settle_when_idle)]
     pub settle_when_idle: bool,
-    /// How often both hosts' disks are compared by themselves: `never`, `daily`, `weekly`, `monthly`, or a time such as `36h`.
+    /// How often both hosts' disks are compared automatically: `never`, `daily`, `weekly`, `monthly`, or a time such as `36h`.
     #[serde(default = "weekly", skip_serializing_if = "is_weekly")]
     #[schema(default = weekly)]
     pub verify_disks: String,
-    /// No more is compared in a second then, over all disks.
+    /// How many MiB of each host's images are read in a second for that, at most.
     #[serde(default = "verify_mib_per_s", skip_serializing_if = "is_verify_mib_per_s")]
     #[schema(default = verify_mib_per_s)]
     pub verify_mib_per_s: u64,
     /// When to sync.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub sync: SyncTable,
-    /// What its queues may take of each host's memory.
+    /// How much of each host's memory the VM's queues may take.
     #[serde(default, skip_serializing_if = "super::is_default")]
     pub memory: MemoryTable,
     /// The VM itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<VmTable>,
-    /// A bare program in the VM's place.
+    /// A bare program instead of a VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<ProgramTable>,
 }
@@ -144,29 +145,29 @@ fn one_of(words: &[&str], usual: String, about: &str) -> Object {
         .build()
 }
 
-/// `[sync]`: when to sync, and how much may pile up. Times in milliseconds.
+/// `[sync]`: when to sync, and how much memory a sync may take. Times are in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SyncTable {
     /// No sync sooner than this after the last.
     #[serde(skip_serializing_if = "is_shortest_ms")]
     pub shortest_ms: f64,
-    /// A sync at the latest this long after the last: while output waits for syncs 100 ms, while outputs are compared 5,000 ms.
+    /// The latest time for a sync after the last one. Without it: 100 ms while output waits for syncs, 5,000 ms while outputs are compared.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_ms: Option<f64>,
-    /// A sync even of a silent VM.
+    /// Sync even a silent VM this long after the last sync.
     #[serde(skip_serializing_if = "is_quiet_ms")]
     pub quiet_ms: f64,
-    /// Fixed period instead of idle moments; `str` and `colo` have one of their own.
+    /// A fixed period instead of idle moments. Without it: none, but policies `str` and `colo` have their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub period_ms: Option<f64>,
-    /// Memory for a sync on its way into the backup.
+    /// Memory for a sync on its way into the backup, in MiB.
     #[serde(skip_serializing_if = "is_staging_mib")]
     pub staging_mib: usize,
-    /// How the two sides find out what differs.
+    /// How the two sides find out which blocks differ.
     #[serde(skip_serializing_if = "super::is_default")]
     pub compare: Compare,
-    /// After every sync hash all of both memories and give up the backup if they differ. For tests: slow.
+    /// After every sync, hash both memories completely, and give up the backup if they differ. Slow, for tests.
     #[serde(skip_serializing_if = "super::is_default")]
     pub audit: bool,
 }
@@ -185,11 +186,11 @@ impl Default for SyncTable {
     }
 }
 
-/// How the two sides find out what differs.
+/// How the two sides find out which blocks differ.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", rename_all = "lowercase")]
 pub enum Compare {
-    /// By the hash of every block: one round trip.
+    /// By a hash of every block: one round trip.
     #[default]
     List,
     /// By a hash tree: fewer bytes, a round trip for each level.
@@ -208,17 +209,17 @@ impl TryFrom<String> for Compare {
     }
 }
 
-/// `[memory]`: what the queues of one VM may take of each host's memory, beside the VM's own and its disks' (docs/budgets.md).
+/// `[memory]`: how many MiB of each host's memory the queues of one VM may take, in addition to the VM's own memory and its disks' (docs/budgets.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MemoryTable {
-    /// Agreed inputs that a sync has not made superfluous yet; a follower may hold twice as much.
+    /// Agreed inputs that are still needed because no sync has covered them. A follower may hold twice as much.
     #[serde(skip_serializing_if = "is_log_mib")]
     pub log_mib: usize,
-    /// Frames for the VM that it has not read yet, over all its NICs.
+    /// Frames that the VM has not read yet, over all its NICs.
     #[serde(skip_serializing_if = "is_inbound_mib")]
     pub inbound_mib: usize,
-    /// Frames of the VM that wait for a sync, for the backup's word or for a majority.
+    /// Frames of the VM that wait for a sync, for the backup's output or for a majority.
     #[serde(skip_serializing_if = "is_outbound_mib")]
     pub outbound_mib: usize,
 }
