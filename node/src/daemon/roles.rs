@@ -29,15 +29,15 @@ use utoipa::ToSchema;
 const MOST_EACH: usize = 64;
 const MOST_IN_ALL: usize = 256;
 
-/// What somebody may do; each may do what those before may.
+/// What a user may do. Each role includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// Look.
+    /// May look.
     Viewer,
-    /// Start, stop and move VMs that an administrator has prepared.
+    /// May also start, stop and move VMs that an administrator has prepared.
     Operator,
-    /// Everything.
+    /// May do everything.
     Administrator,
 }
 

@@ -10,14 +10,14 @@ use dunlin_api::Answer;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// It is done, or under way.
+/// The request was carried out, or is under way.
 #[derive(Serialize, ToSchema)]
 pub struct Done {
-    /// For a person.
+    /// The result, as text for people.
     pub text: String,
 }
 
-/// It is not done.
+/// The request was not carried out.
 #[derive(Serialize, ToSchema)]
 pub struct Refused {
     /// One line that says what to do.

@@ -50,49 +50,49 @@ const MOST_EVENTS: usize = 10_000;
     info(
         title = "Dunlin",
         version = "1",
-        description = "One host's daemon. Roles are those of the control socket. Whatever is no GET shows in the header X-Dunlin-Token what GET /api/v1/me says. Where application/x-ndjson is offered, that is one Answer a line, as they come, of this host alone; the last one is done, failed or keys. Else any host may be asked about any VM. VmFile, HostFile and ClusterFile are what the TOML of a person's files has in it: a VM's file is sent as that text."
+        description = "The API of one host's daemon. Roles are those of the control socket. A request that is not a GET has to carry the header X-Dunlin-Token with the token from GET /api/v1/me; on the Unix socket no token is needed. Where application/x-ndjson is offered, each line is one Answer, sent as soon as there is something to say. The asked host itself answers then. The last line is done, failed or keys. Without lines you may ask any host about any VM. VmFile, HostFile and ClusterFile describe the content of the TOML files that people write. A VM's file is sent as its TOML text."
     ),
     components(schemas(Happened, VmFile, HostFile, ClusterFile))
 )]
 struct Head;
 
-/// Who asks.
+/// The user who asks.
 #[derive(Serialize, ToSchema)]
 struct Me {
-    /// The user's name on this host.
+    /// The user's name on this host, or the name in their certificate.
     user: String,
-    /// What they may do.
+    /// What the user may do.
     role: Role,
-    /// For the header X-Dunlin-Token. Good until the daemon ends.
+    /// The token for the header X-Dunlin-Token. It is valid until the daemon ends.
     token: String,
-    /// This host.
+    /// This host's name.
     host: String,
-    /// Its program's version.
+    /// The version of Dunlin on this host.
     version: &'static str,
 }
 
-/// What happened.
+/// Events of this host.
 #[derive(Serialize, ToSchema)]
 struct Past {
-    /// The oldest first.
+    /// The events, oldest first.
     events: Vec<Event>,
 }
 
-/// Which events.
+/// Which events to return.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 struct Which {
-    /// What happened since then, in milliseconds since 1970.
+    /// Only events since this time, in milliseconds since 1970.
     #[serde(default)]
     since_ms: u64,
-    /// No more than so many, the last ones.
+    /// At most this many events: the last ones. Not with lines.
     limit: Option<usize>,
-    /// About this VM alone.
+    /// Only events of this VM. Not with lines.
     vm: Option<String>,
-    /// By lines alone: go on with what will happen.
+    /// Go on with new events. Only with lines.
     #[serde(default)]
     follow: bool,
-    /// By lines alone: only what will happen.
+    /// Only new events. Only with lines.
     #[serde(default)]
     from_now: bool,
 }
@@ -128,7 +128,7 @@ pub fn router() -> (axum::Router<Arc<Web>>, utoipa::openapi::OpenApi) {
         .split_for_parts()
 }
 
-/// Who asks, and the token for changes.
+/// Shows the user who asks, their role, and the token for changes.
 #[utoipa::path(get, path = "/api/v1/me", responses((status = 200, body = Me)))]
 async fn me(State(web): App, Extension(who): Asker) -> Response {
     let Some(role) = who.role() else {
@@ -145,13 +145,13 @@ async fn me(State(web): App, Extension(who): Asker) -> Response {
     .into_response()
 }
 
-/// All hosts and VMs of the cluster, as this host sees them.
+/// Shows all hosts and VMs of the cluster, as this host sees them.
 #[utoipa::path(get, path = "/api/v1/overview", responses((status = 200, body = Overview)))]
 async fn all(State(web): App) -> Response {
     Json(&web.board.now().await.overview).into_response()
 }
 
-/// One VM.
+/// Shows one VM of the overview.
 #[utoipa::path(get, path = "/api/v1/vms/{vm}", params(("vm" = String, Path)),
     responses((status = 200, body = VmView), (status = 404, body = Refused)))]
 async fn one(State(web): App, Path(vm): Path<String>) -> Response {
@@ -162,7 +162,7 @@ async fn one(State(web): App, Path(vm): Path<String>) -> Response {
     }
 }
 
-/// This host and its VMs, with every figure: what `dunlin status --json` says.
+/// Shows this host and its VMs with all figures, like `dunlin status --json`.
 #[utoipa::path(get, path = "/api/v1/status", responses((status = 200, body = HostStatus)))]
 async fn status(State(web): App) -> Response {
     match spawn_blocking(move || telling::status(&web.daemon)).await {
@@ -171,7 +171,7 @@ async fn status(State(web): App) -> Response {
     }
 }
 
-/// What happened on this host, the last 10,000 events.
+/// Shows the last 10,000 events of this host.
 #[utoipa::path(get, path = "/api/v1/events", params(Which),
     responses((status = 200, content((Past = "application/json"), (Answer = "application/x-ndjson"))), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 async fn events(
@@ -215,8 +215,10 @@ async fn events(
     }
 }
 
-/// What there is to see, whenever it changes: server-sent events `happened` (a `Happened`) of all hosts, the last ones first, and `overview`
-/// (an `Overview`).
+/// Streams events and the overview as they change.
+///
+/// The stream consists of server-sent events. It begins with the last events of all hosts that are reached, each as `happened` (a `Happened`), then
+/// `overview` (an `Overview`). After that come each new event, and the overview whenever it has changed.
 #[utoipa::path(get, path = "/api/v1/stream",
     responses((status = 200, content_type = "text/event-stream", body = String)))]
 async fn stream(State(web): App) -> Response {

@@ -41,11 +41,11 @@ const MOST_EVENTS: usize = 200;
 /// An event with its meaning.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct Happened {
-    /// What.
+    /// The event.
     pub event: Event,
-    /// What it means for whoever looks after the VM; empty if its text says all.
+    /// What the event means for whoever looks after the VM. Empty if its text says everything.
     pub meaning: &'static str,
-    /// How it is to be taken.
+    /// How serious it is.
     pub tone: meaning::Tone,
 }
 

@@ -8,15 +8,15 @@ use serde::Serialize;
 use std::sync::LazyLock;
 use utoipa::ToSchema;
 
-/// How an event is to be taken.
+/// How serious an event is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tone {
-    /// All is as it should be.
+    /// Everything is as it should be.
     Good,
     /// Something happened.
     Plain,
-    /// Protection is less than was asked for, or soon may be.
+    /// Protection is less than was asked for, or may soon be.
     Warning,
     /// Somebody has to look at it.
     Bad,

@@ -15,11 +15,11 @@ use utoipa::ToSchema;
 /// The hosts of a cluster.
 #[derive(Serialize, ToSchema)]
 struct Hosts {
-    /// In the order of cluster.toml.
+    /// The hosts in the order of cluster.toml.
     hosts: Vec<Member>,
 }
 
-/// Asks every host of the cluster how it is.
+/// Asks every host of the cluster for its state.
 #[utoipa::path(get, path = "/api/v1/cluster",
     responses((status = 200, content((Hosts = "application/json"), (Answer = "application/x-ndjson"))), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn hosts(State(web): App, Extension(who): Asker, how: How) -> Response {
@@ -34,7 +34,9 @@ pub async fn hosts(State(web): App, Extension(who): Asker, how: How) -> Response
     .await
 }
 
-/// What a host shows to the others, and whom it believes. No private key is in it.
+/// Shows the certificate that a host presents, and the authorities that it believes.
+///
+/// No private key is in the answer.
 #[utoipa::path(get, path = "/api/v1/hosts/{host}/keys", params(("host" = String, Path)),
     responses((status = 200, content((HostKeys = "application/json"), (Answer = "application/x-ndjson"))), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn keys(State(web): App, Extension(who): Asker, how: How, Path(host): Path<String>) -> Response {
@@ -42,7 +44,9 @@ pub async fn keys(State(web): App, Extension(who): Asker, how: How, Path(host): 
     gather(web, who, how, Request::Keys { host, ask }, shown).await
 }
 
-/// A step in the exchange of a host's keys: `dunlin cluster rotate` takes them in their order. For administrators.
+/// Takes one step in the exchange of a host's keys.
+///
+/// `dunlin cluster rotate` takes these steps in their order. For administrators.
 #[utoipa::path(post, path = "/api/v1/hosts/{host}/keys", params(("host" = String, Path)), request_body = KeysStep,
     responses((status = 200, content((HostKeys = "application/json"), (Answer = "application/x-ndjson"))), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn keys_step(

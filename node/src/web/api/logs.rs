@@ -16,30 +16,30 @@ use utoipa::{IntoParams, ToSchema};
 /// The logs of a host.
 #[derive(Serialize, ToSchema)]
 struct Logs {
-    /// By name.
+    /// The logs, sorted by name.
     logs: Vec<LogStatus>,
 }
 
-/// A new log.
+/// A log to create.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct NewLog {
-    /// Its name.
+    /// The log's name.
     log: String,
-    /// Its hosts, all of which have to answer.
+    /// The log's hosts. All of them have to answer.
     hosts: Vec<String>,
 }
 
-/// Which entries.
+/// Which entries to return.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct Entries {
-    /// The first index wanted; 0 is the oldest that is there.
+    /// The first index to return; 0: the oldest that is still kept.
     #[serde(default)]
     from: u64,
-    /// Not more entries than these.
+    /// At most this many entries.
     most: Option<u64>,
-    /// Go on with what will be agreed.
+    /// Go on with entries that are agreed later.
     #[serde(default)]
     follow: bool,
 }
@@ -55,7 +55,7 @@ fn done(mut answers: Vec<Answer>) -> Response {
     answers.pop().map_or_else(ends, said)
 }
 
-/// The logs of which this host is one.
+/// Shows the logs in which this host has a part.
 #[utoipa::path(get, path = "/api/v1/logs",
     responses((status = 200, content((Logs = "application/json"), (Answer = "application/x-ndjson"))), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn logs(State(web): App, Extension(who): Asker, how: How) -> Response {
@@ -67,7 +67,7 @@ pub async fn logs(State(web): App, Extension(who): Asker, how: How) -> Response 
     .await
 }
 
-/// One log of this host.
+/// Shows one log of this host.
 #[utoipa::path(get, path = "/api/v1/logs/{log}", params(("log" = String, Path)),
     responses((status = 200, content((LogStatus = "application/json"), (Answer = "application/x-ndjson"))), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn log(State(web): App, Extension(who): Asker, how: How, Path(log): Path<String>) -> Response {
@@ -79,7 +79,9 @@ pub async fn log(State(web): App, Extension(who): Asker, how: How, Path(log): Pa
     .await
 }
 
-/// Makes a log on these hosts. For administrators.
+/// Creates a log on these hosts.
+///
+/// For administrators.
 #[utoipa::path(post, path = "/api/v1/logs", request_body = NewLog,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn make_log(State(web): App, Extension(who): Asker, how: How, body: Bytes) -> Response {
@@ -92,7 +94,9 @@ pub async fn make_log(State(web): App, Extension(who): Asker, how: How, body: By
     }
 }
 
-/// Takes a log away from all its hosts, with all that is in it. For administrators.
+/// Removes a log from all its hosts, with all its entries.
+///
+/// For administrators.
 #[utoipa::path(delete, path = "/api/v1/logs/{log}", params(("log" = String, Path)),
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn remove_log(
@@ -105,7 +109,9 @@ pub async fn remove_log(
     gather(web, who, how, request, done).await
 }
 
-/// The agreed entries of a log of this host: lines of `Answer`. `follow` goes on with what will be agreed.
+/// Shows the agreed entries of a log of this host.
+///
+/// Each line is an `Answer`. With `follow` it goes on with entries that are agreed later. For operators.
 #[utoipa::path(get, path = "/api/v1/logs/{log}/entries", params(("log" = String, Path), Entries),
     responses((status = 200, content_type = "application/x-ndjson", body = Answer), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn entries(

@@ -18,92 +18,92 @@ use utoipa::{IntoParams, ToSchema};
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct File {
-    /// Its text, in TOML: read, it is a `VmFile`. What a person has written in it, comments too, stays as it is.
+    /// The file's text, in TOML. Parsed, it is a `VmFile`. The text is kept as it is, with its comments.
     #[schema(content_media_type = "application/toml")]
     text: String,
-    /// Its name, for messages.
+    /// The file's name, for messages.
     #[serde(default)]
     origin: String,
 }
 
-/// A VM's file, and where it begins.
+/// A VM's file, and where the VM starts.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Begun {
-    /// Its text, in TOML: read, it is a `VmFile`. What a person has written in it, comments too, stays as it is.
+    /// The file's text, in TOML. Parsed, it is a `VmFile`. The text is kept as it is, with its comments.
     #[schema(content_media_type = "application/toml")]
     text: String,
-    /// Its name, for messages.
+    /// The file's name, for messages.
     #[serde(default)]
     origin: String,
-    /// The host whose disks count, whatever others have. It boots where its disks are the newest if none is named.
+    /// Start with this host's disks, whatever the other hosts have. For administrators. Without it, a VM that was shut down boots where its disks are newest.
     #[serde(default)]
     from: Option<String>,
 }
 
-/// What a file's hosts lack for it.
+/// What the hosts of a VM lack for it.
 #[derive(Serialize, ToSchema)]
 struct Checked {
-    /// Everything that was looked at.
+    /// Everything that was checked.
     found: Vec<Found>,
-    /// For a person.
+    /// The result, as text for people.
     text: String,
 }
 
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 struct Down {
-    /// Do not wait for the guest.
+    /// End it at once, without asking the guest to shut down.
     now: bool,
-    /// On this host alone, without the group's agreement. For administrators.
+    /// Remove the VM from this host alone, without the agreement of its group. For administrators.
     force: bool,
 }
 
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 struct Protect {
-    /// "I know that the others are dead." For administrators.
+    /// Serve the VM alone, without a majority: you confirm that the other hosts are dead. For administrators.
     alone: bool,
-    /// ... and the VM is to boot from this host's disk.
+    /// With `alone`, if no copy of the VM is alive anywhere: boot it from this host's disk.
     from_disk: bool,
-    /// ... though another host's disk is known to be newer.
+    /// With `from_disk`: boot from it even if another host's disk is known to be newer.
     force_stale: bool,
 }
 
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct SetPolicy {
-    /// The policy's name.
+    /// The name of the new policy.
     policy: String,
 }
 
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 struct Verify {
-    /// Send again what differs.
+    /// Send the blocks that differ again.
     repair: bool,
 }
 
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct Replace {
-    /// The dead host's name, which is the new machine's.
+    /// The dead host's name, which the new machine has too.
     host: String,
 }
 
-/// One of the four.
+/// The part that moves, and where to. Give exactly one of `backup`, `witness`, `standby` and `no_standby`.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 struct Move {
-    /// The new backup's host.
+    /// The host of the new backup.
     backup: Option<String>,
-    /// The new witness.
+    /// The host of the new witness.
     witness: Option<String>,
     /// The new standby.
     standby: Option<String>,
-    /// There is to be no standby any more.
+    /// Have no standby any more.
     no_standby: bool,
-    /// Though the backup is well, and the VM not protected until the new one has its copy.
+    /// Allow this although the backup is well. The VM is not protected until the new backup has its copy.
     unprotected_meanwhile: bool,
 }
 
@@ -117,21 +117,21 @@ struct Inject {
     /// Which disk, in the order of the VM's file.
     #[serde(default)]
     disk: usize,
-    /// What, as `write-error=on`.
+    /// The fault, such as `write-error=on`.
     fault: String,
 }
 
-/// How much of what was printed.
+/// How much of the output to return.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 pub struct Printed {
-    /// So many lines, the last ones.
+    /// How many of the last lines to return.
     #[serde(default = "usual_lines")]
     lines: u32,
-    /// Go on with what it will print.
+    /// Go on with what the copy prints next.
     #[serde(default)]
     follow: bool,
-    /// In its place: where its copies have said something else, and what.
+    /// Return instead where the outputs of its copies differed, and what each of them was.
     #[serde(default)]
     differences: bool,
 }
@@ -140,7 +140,9 @@ fn usual_lines() -> u32 {
     200
 }
 
-/// Starts a VM on its hosts. An operator starts those that an administrator has prepared.
+/// Starts a VM on its hosts.
+///
+/// An operator may start the VMs that an administrator has prepared.
 #[utoipa::path(post, path = "/api/v1/vms", request_body = Begun,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn up(State(web): App, Extension(who): Asker, how: How, body: Bytes) -> Response {
@@ -153,7 +155,9 @@ pub async fn up(State(web): App, Extension(who): Asker, how: How, body: Bytes) -
     }
 }
 
-/// What a VM's hosts lack for it; nothing is started.
+/// Checks what the hosts of a VM lack for it.
+///
+/// Nothing is started.
 #[utoipa::path(post, path = "/api/v1/check", request_body = File,
     responses((status = 200, content((Checked = "application/json"), (Answer = "application/x-ndjson"))), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn check(State(web): App, Extension(who): Asker, how: How, body: Bytes) -> Response {
@@ -184,7 +188,7 @@ pub async fn check(State(web): App, Extension(who): Asker, how: How, body: Bytes
     .await
 }
 
-/// Hands a VM over to its backup: `dunlin switchover`.
+/// Moves a VM to its backup, like `dunlin switchover`.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/switchover", params(("vm" = String, Path)), request_body = Option<Nothing>,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn switchover(
@@ -200,7 +204,9 @@ pub async fn switchover(
     }
 }
 
-/// Brings a backup in, or serves without any.
+/// Has a backup join at once, or serves the VM alone.
+///
+/// Only administrators may have it served alone (`alone`).
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/protect", params(("vm" = String, Path)), request_body = Option<Protect>,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn protect(
@@ -224,7 +230,7 @@ pub async fn protect(
     }
 }
 
-/// Shuts a VM down everywhere.
+/// Shuts a VM down on all its hosts.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/down", params(("vm" = String, Path)), request_body = Option<Down>,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn down(
@@ -240,7 +246,7 @@ pub async fn down(
     }
 }
 
-/// Replicates a VM in another way from now on.
+/// Changes how a VM is replicated while it runs.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/policy", params(("vm" = String, Path)), request_body = SetPolicy,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn policy(
@@ -256,7 +262,7 @@ pub async fn policy(
     }
 }
 
-/// Compares the images of both hosts block by block.
+/// Compares the disks of a VM's two hosts, block by block.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/verify-disk", params(("vm" = String, Path)), request_body = Option<Verify>,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn verify_disk(
@@ -272,7 +278,9 @@ pub async fn verify_disk(
     }
 }
 
-/// A dead host's place is taken by a new machine of the same name. For administrators.
+/// Brings in a new machine in place of a dead host of the same name.
+///
+/// For administrators.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/replace", params(("vm" = String, Path)), request_body = Replace,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn replace(
@@ -288,7 +296,9 @@ pub async fn replace(
     }
 }
 
-/// A host that has no part in the VM's group gets the one of its backup's host, or of its witness, or is its standby. For administrators.
+/// Makes another host the backup, the witness or the standby of a VM, or ends its standby.
+///
+/// The other host must have no part in the VM's group. For administrators.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/move", params(("vm" = String, Path)), request_body = Move,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn move_to(
@@ -320,7 +330,9 @@ pub async fn move_to(
     }
 }
 
-/// Tests only: makes a disk of this host misbehave, or its daemon die. Refused unless the daemon was started with `DUNLIN_FAULTS=1`. For administrators.
+/// Makes a disk of this host misbehave, or makes its daemon die or step down, for tests.
+///
+/// Refused unless the daemon was started with `DUNLIN_FAULTS=1`. For administrators.
 #[utoipa::path(post, path = "/api/v1/vms/{vm}/inject", params(("vm" = String, Path)), request_body = Inject,
     responses((status = 200, content((Done = "application/json"), (Answer = "application/x-ndjson"))), (status = 202, body = Done), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn inject(
@@ -336,7 +348,9 @@ pub async fn inject(
     }
 }
 
-/// What the copy of a bare program on this host has printed: lines of `Answer`. `follow` goes on with what it will print.
+/// Shows what the copy of a bare program on this host has printed.
+///
+/// Each line is an `Answer`. With `follow` it goes on with what the copy prints next. For operators.
 #[utoipa::path(get, path = "/api/v1/vms/{vm}/printed", params(("vm" = String, Path), Printed),
     responses((status = 200, content_type = "application/x-ndjson", body = Answer), (status = "4XX", body = Refused), (status = 503, body = Refused)))]
 pub async fn printed(
