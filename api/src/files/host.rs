@@ -41,7 +41,7 @@ pub struct HostFile {
     /// A group of this host's operating system whose members may look.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub viewers: Option<String>,
-    /// A group of this host's operating system whose members may also start, stop and move VMs.
+    /// A group of this host's operating system whose members may also start and stop VMs and switch them over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operators: Option<String>,
     /// The path of this host's private key (TLS).

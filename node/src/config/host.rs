@@ -29,7 +29,7 @@ pub struct HostConfig {
     pub trust: Trust,
     /// The group whose members may look, by the control socket.
     pub viewers: Option<String>,
-    /// The group whose members may start, stop and move VMs, too.
+    /// The group whose members may start and stop VMs and switch them over, too.
     pub operators: Option<String>,
     /// The files of VMs that they may start: the folder `vms` beside host.toml.
     pub vm_files: PathBuf,
