@@ -365,7 +365,7 @@ impl Tester {
         let parsed = parse(&frame, Direction::FromVm);
         match &parsed {
             Parsed::Tcp(segment) if !segment.is_pure_ack() && !segment.syn() => {
-                self.gate.answered(copy, &segment.key);
+                self.gate.said(copy, segment);
                 self.last_word = Instant::now();
             }
             Parsed::Datagram(datagram) => self.gate.answered(copy, &datagram.key),

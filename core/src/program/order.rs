@@ -196,6 +196,8 @@ struct Heard {
     ended: bool,
     /// Which copies may answer its last input still (`silence`); empty where none may.
     owed: Vec<bool>,
+    /// How far each copy has spoken on it; empty before one has.
+    spoken: Vec<Option<u32>>,
 }
 
 impl Heard {
@@ -213,6 +215,7 @@ impl Heard {
             batch: 0,
             ended: false,
             owed: Vec::new(),
+            spoken: Vec::new(),
         }
     }
 

@@ -13,7 +13,7 @@
 //!
 //! Not here: how rest is seen (`dunlin_program::rest`).
 
-use super::{FlowKey, Gate, Heard, Next, Order, Queued, REFUSED_SHARE};
+use super::{FlowKey, Gate, Heard, Next, Order, Queued, REFUSED_SHARE, Segment};
 use std::collections::BTreeMap;
 
 /// So long an answer is just waited for.
@@ -97,6 +97,18 @@ impl Owing {
     }
 }
 
+impl Heard {
+    /// A copy has spoken so far. Whether that is news.
+    fn speaks(&mut self, copy: usize, copies: usize, to: u32) -> bool {
+        self.spoken.resize(copies, None);
+        let is_news = self.spoken[copy].is_none_or(|before| to.wrapping_sub(before).cast_signed() > 0);
+        if is_news {
+            self.spoken[copy] = Some(to);
+        }
+        is_news
+    }
+}
+
 impl Gate {
     /// Every copy is done with what it has read: what [`Next::AskForRest`] asked.
     pub fn are_at_rest(&mut self, now_us: u64) {
@@ -110,7 +122,17 @@ impl Gate {
         }
     }
 
-    /// A copy said something on this connection: bytes, or its end.
+    /// A copy sent this on a connection: bytes, or its end. What its TCP sends again answers nothing: the acknowledgement of a copy's last answer comes
+    /// with the client's next input, and waits for its turn as that does.
+    pub fn said(&mut self, copy: usize, segment: &Segment) {
+        let (copies, to) = (self.copies, segment.seq_end());
+        let heard = self.heard.get_mut(&segment.key);
+        if segment.rst() || heard.is_none_or(|heard| heard.speaks(copy, copies, to)) {
+            self.answered(copy, &segment.key);
+        }
+    }
+
+    /// A copy said something on this connection.
     pub fn answered(&mut self, copy: usize, key: &FlowKey) {
         if let Some(waiting) = self.waiting.iter_mut().find(|waiting| waiting.key == *key) {
             waiting.unanswered[copy] = false;
@@ -166,7 +188,8 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use crate::agreed::Frame;
-    use crate::output::packet::{ACK, PSH, RST, SYN};
+    use crate::output::packet::testing::{Seg, segment};
+    use crate::output::packet::{ACK, Direction, FIN, PSH, RST, SYN};
     use crate::program::order::tests::{answer, client, key, socket};
     use crate::program::order::{Gate, Next, Of, Order};
 
@@ -205,6 +228,46 @@ mod tests {
         gate.are_at_rest(4_100);
         assert_eq!(gate.next(4_100), Next::Deliver(commit));
         assert_eq!((gate.counters().silent, gate.counters().impatient), (1, 0));
+    }
+
+    /// `redis-benchmark` with fifty connections, each of whose requests waits for all others': a copy's TCP then sent its last answer again, which ended the
+    /// wait for the next one, and the copies' clock was set in the midst of it.
+    #[test]
+    fn an_answer_that_is_sent_again_answers_nothing() {
+        let (mut gate, commit) = one_waits_for_another();
+        let says = |gate: &mut Gate, copy: usize, flags: u8, seq: u32, bytes: &[u8]| {
+            let said = Seg {
+                port: 1,
+                ..Seg::from_vm(flags | ACK, seq, 106).with(bytes)
+            };
+            gate.said(copy, &segment(&said.frame(), Direction::FromVm));
+        };
+        // Each has numbers of its own, and may say them in the circle's last ones.
+        for (copy, seq) in [(0, 500), (1, u32::MAX - 2)] {
+            says(&mut gate, copy, PSH, seq, b"first");
+        }
+        assert_eq!(gate.next(10), Next::Deliver(commit));
+        answer(&mut gate, 10, &[socket(6, 0), socket(6, 0)], Of::Connection);
+        gate.answered(0, &key(2));
+        gate.answered(1, &key(2));
+        assert_eq!(gate.arrived(client(1, ACK | PSH, 106, b"next")), None);
+        assert!(matches!(gate.next(20), Next::Deliver(_)));
+        answer(&mut gate, 20, &[socket(10, 0), socket(10, 0)], Of::Connection);
+        let waits = Next::Wait(200_020);
+        for (copy, seq) in [(0, 500), (1, u32::MAX - 2)] {
+            says(&mut gate, copy, PSH, seq, b"first");
+        }
+        assert_eq!(gate.next(30), waits, "both have only sent it again");
+        says(&mut gate, 0, PSH, 500, b"first and next");
+        says(&mut gate, 1, FIN, 2, b"");
+        assert_eq!(gate.next(40), Next::Idle, "more than before, and an end");
+        assert_eq!(gate.arrived(client(1, ACK | PSH, 110, b"last")), None);
+        assert!(matches!(gate.next(50), Next::Deliver(_)));
+        answer(&mut gate, 50, &[socket(14, 0), socket(14, 0)], Of::Connection);
+        for copy in 0..2 {
+            says(&mut gate, copy, RST, 2, b"");
+        }
+        assert_eq!(gate.next(60), Next::Idle, "a reset is an end, wherever it stands");
     }
 
     #[test]

@@ -371,7 +371,7 @@ impl ProgramLoop {
             let frame = Frame { nic: 0, bytes };
             match parse(&frame, Direction::FromVm) {
                 Parsed::Tcp(segment) if !segment.is_pure_ack() && !segment.syn() => {
-                    running.gate.answered(0, &segment.key);
+                    running.gate.said(0, &segment);
                 }
                 Parsed::Datagram(datagram) => running.gate.answered(0, &datagram.key),
                 _ => {}
