@@ -35,7 +35,7 @@ const MOST_IN_ALL: usize = 256;
 pub enum Role {
     /// May look.
     Viewer,
-    /// May also start and stop VMs and switch them over that an administrator has prepared.
+    /// May also start, stop and switch over VMs that an administrator has prepared.
     Operator,
     /// May do everything.
     Administrator,

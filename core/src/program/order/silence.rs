@@ -20,6 +20,8 @@ use std::collections::BTreeMap;
 const ASKED_AFTER_US: u64 = 2_000;
 /// Between two looks that find rest.
 const APART_US: u64 = 2_000;
+/// A TCP sends again what its send buffer has (`tcp_wmem`). A number that is further back is of another connection between the same ends.
+const REPEATED_BYTES: u32 = 16 << 20;
 
 /// What is known of the newest input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,7 +103,7 @@ impl Heard {
     /// A copy has spoken so far. Whether that is news.
     fn speaks(&mut self, copy: usize, copies: usize, to: u32) -> bool {
         self.spoken.resize(copies, None);
-        let is_news = self.spoken[copy].is_none_or(|before| to.wrapping_sub(before).cast_signed() > 0);
+        let is_news = self.spoken[copy].is_none_or(|before| before.wrapping_sub(to) > REPEATED_BYTES);
         if is_news {
             self.spoken[copy] = Some(to);
         }
@@ -268,6 +270,13 @@ mod tests {
             says(&mut gate, copy, RST, 2, b"");
         }
         assert_eq!(gate.next(60), Next::Idle, "a reset is an end, wherever it stands");
+        assert_eq!(gate.arrived(client(1, ACK | PSH, 114, b"more")), None);
+        assert!(matches!(gate.next(70), Next::Deliver(_)));
+        answer(&mut gate, 70, &[socket(18, 0), socket(18, 0)], Of::Connection);
+        for copy in 0..2 {
+            says(&mut gate, copy, PSH, u32::MAX / 2, b"more");
+        }
+        assert_eq!(gate.next(80), Next::Idle, "that was another connection's end");
     }
 
     #[test]
