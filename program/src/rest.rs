@@ -4,9 +4,11 @@
 //!
 //! Decides:    nothing.
 //! Invariants: 1. whatever cannot be seen is no rest. A thread that sleeps for a while of its own accord, and would then go on, is taken for one
-//!             that is done.
-//! Source:     proc(5): `stat`, `children`. Not here: what waits for rest (`dunlin_core::program::order`).
+//!             that is done; 2. one that sleeps until this host answers its call (`answers`) is at work: the kernel shows it as it shows who waits for
+//!             an input, until its call is taken up.
+//! Source:     proc(5): `stat`, `children`, `syscall`. Not here: what waits for rest (`dunlin_core::program::order`).
 
+use crate::inside::filter::ANSWERED;
 use crate::proc::{has_gone, text};
 use std::fs;
 use std::io;
@@ -60,13 +62,29 @@ fn sleep(mut to_look_at: Vec<u32>) -> io::Result<bool> {
             let Some(stat) = gone_is_none(text(&path))? else {
                 continue;
             };
-            if !sleeps(&stat) {
+            if !sleeps(&stat) || is_to_be_answered(process, thread)? {
                 return Ok(false);
             }
             to_look_at.extend(children(process, thread)?);
         }
     }
     Ok(true)
+}
+
+/// Invariant 2. Of themselves these calls wait for nothing.
+fn is_to_be_answered(process: u32, thread: u32) -> io::Result<bool> {
+    match gone_is_none(text(format!("/proc/{process}/task/{thread}/syscall"))) {
+        Ok(line) => Ok(line.as_deref().is_some_and(is_answered)),
+        // Invariant 1.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// By the number that the line begins with; one that waits in no call has a word or -1 there.
+fn is_answered(line: &str) -> bool {
+    let number = line.split_whitespace().next().and_then(|word| word.parse().ok());
+    number.is_some_and(|number| ANSWERED.contains(&number))
 }
 
 fn children(process: u32, thread: u32) -> io::Result<Vec<u32>> {
@@ -93,6 +111,8 @@ fn sleeps(stat: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inside::filter::Filter;
+    use std::os::unix::process::CommandExt;
     use std::process::{Command, Stdio};
     use std::time::{Duration, Instant};
 
@@ -106,12 +126,14 @@ mod tests {
         assert!(!sleeps("nonsense"));
     }
 
+    fn shell(script: &str) -> Command {
+        let mut shell = Command::new("/bin/bash");
+        shell.args(["-c", script]).stdin(Stdio::piped());
+        shell
+    }
+
     fn is_found(script: &str, wanted: bool) {
-        let mut program = Command::new("/bin/bash")
-            .args(["-c", script])
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("a shell");
+        let mut program = shell(script).spawn().expect("a shell");
         let until = Instant::now() + Duration::from_secs(20);
         let look = || sleep(vec![program.id()]).expect("proc");
         // It is still being started.
@@ -132,5 +154,46 @@ mod tests {
         is_found("read", true);
         // It ends with its parent's standard input, which nobody else has.
         is_found("(while ! read -t 0; do :; done) <&0 & wait $!", false);
+    }
+
+    /// The tester's redis, which asked for the time: on a busy machine its call was taken up milliseconds later, it counted as at rest without an
+    /// answer, and the next input came with the next time.
+    #[test]
+    fn a_program_whose_call_nobody_has_taken_up_yet_is_at_work() {
+        let filter = Filter::new(true, false);
+        let mut asks = shell("echo $SRANDOM; read");
+        // SAFETY: between fork and exec only system calls are made.
+        unsafe {
+            asks.pre_exec(move || {
+                nix::sys::prctl::set_no_new_privs()?;
+                let listener = filter.install()?.expect("it listens");
+                // It holds this itself, and so asks nobody, for ever.
+                rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::empty())?;
+                std::mem::forget(listener);
+                Ok(())
+            });
+        }
+        let mut asks = asks.spawn().expect("a shell");
+        let until = Instant::now() + Duration::from_secs(20);
+        let process = asks.id();
+        let stat = || text(format!("/proc/{process}/stat")).expect("it runs");
+        let asked = || text(format!("/proc/{process}/syscall")).is_ok_and(|line| is_answered(&line));
+        while !(sleeps(&stat()) && asked()) && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let (seems, found) = (sleeps(&stat()), sleep(vec![process]).expect("proc"));
+        asks.kill().expect("it runs");
+        asks.wait().expect("it ends");
+        assert!(seems, "it waits for its call's answer");
+        assert!(!found, "and goes on when it has that");
+    }
+
+    #[test]
+    fn a_call_is_known_by_its_number() {
+        assert!(is_answered("228 0x0 0x7ffc 0x0 0x0 0x0 0x0 0x7ffd 0x7f01\n"));
+        assert!(!is_answered("232 0x5 0x7ffc 0x0 0x0 0x0 0x0 0x7ffd 0x7f01\n"));
+        assert!(!is_answered("running\n"));
+        assert!(!is_answered("-1 0x7ffd 0x7f01\n"));
+        assert!(!is_answered(""));
     }
 }

@@ -31,6 +31,8 @@ const IO_URING: [libc::c_long; 3] = [
     libc::SYS_io_uring_register,
 ];
 const CLOCK: [libc::c_long; 3] = [libc::SYS_clock_gettime, libc::SYS_gettimeofday, libc::SYS_time];
+/// What may be asked of the listener.
+pub(crate) const ANSWERED: [libc::c_long; 4] = [libc::SYS_getrandom, CLOCK[0], CLOCK[1], CLOCK[2]];
 
 /// The keys of a user are the same in all namespaces but a user's.
 const KEYS: [libc::c_long; 3] = [libc::SYS_keyctl, libc::SYS_add_key, libc::SYS_request_key];
@@ -181,7 +183,7 @@ impl Filter {
     }
 
     /// From now on this process and all that it starts are filtered. The listener, if something listens.
-    pub(super) fn install(&self) -> io::Result<Option<OwnedFd>> {
+    pub(crate) fn install(&self) -> io::Result<Option<OwnedFd>> {
         let program = libc::sock_fprog {
             len: self.program.len() as u16,
             filter: self.program.as_ptr().cast_mut(),

@@ -13,7 +13,7 @@
 
 mod card;
 mod clock;
-mod filter;
+pub(crate) mod filter;
 mod held;
 mod init;
 pub(crate) mod injected;
