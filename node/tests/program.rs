@@ -418,20 +418,22 @@ fn what_a_program_starts_by_exec_and_fork_is_behind_the_same_walls() {
         return;
     }
     let client = this("a_client", "ASKS", "1x10").join(" ");
-    let server = this("a_server", "KIND", "clock").join(" ");
-    for script in [format!("exec {server}"), format!("{server} & wait")] {
-        let options = [
-            "--json",
-            "--patience-ms",
-            "9000",
-            "--order",
-            "answer",
-            "--clock",
-            "agreed",
-            "--client",
-            &client,
-        ];
-        run(&options, &["sh", "-c", &script]).comes_to(0);
+    for (kind, source) in [("clock", "--clock"), ("chance", "--chance")] {
+        let server = this("a_server", "KIND", kind).join(" ");
+        for script in [format!("exec {server}"), format!("{server} & wait")] {
+            let options = [
+                "--json",
+                "--patience-ms",
+                "9000",
+                "--order",
+                "answer",
+                source,
+                "agreed",
+                "--client",
+                &client,
+            ];
+            run(&options, &["sh", "-c", &script]).comes_to(0);
+        }
     }
 }
 
