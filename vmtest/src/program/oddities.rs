@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::stories::await_alone;
-use super::{ACKNOWLEDGED, NAME, PATIENCE, Plan, down, server, up, whole};
+use super::{ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, down, server, up, whole};
 use crate::client::{Answer, Connection, Counter, CounterSpec, Upload};
 use crate::cluster::{Cluster, Event};
 use crate::demo::service;
@@ -216,6 +216,64 @@ fn mismatches(cluster: &Cluster<'_>, host: &str) -> Result<usize> {
             .any(|words| event.text.contains(words))
     });
     Ok(unlike.count())
+}
+
+/// Threads that race for their turns, while all clients count on one key: the second copies differ by that, one after the other. It is told what to
+/// do; the clients hear the primary's copy alone, and go on.
+pub(super) fn races(cluster: &mut Cluster<'_>) -> Result<()> {
+    // With this order alone no input waits until the one before was read or answered: all threads are at work at once.
+    let plan = Plan::odd("races", &["order = \"delivery\"".to_owned()])?;
+    let (primary, _) = up(cluster, &plan)?;
+    let counter = super::count(cluster, CONNECTIONS)?;
+    told(
+        cluster,
+        &primary,
+        &[
+            "has said something else",
+            "'dunlin program check' shows what differs",
+            "from port 6379, after ",
+            " bytes that are alike of ",
+        ],
+    )?;
+    let differing = super::figure(cluster, &primary, |program| program.differing)?;
+    ensure!(differing > 0, "no output is counted as differing");
+    counter
+        .await_more(ACKNOWLEDGED, PATIENCE)
+        .context("after the first loss")?;
+    // Nobody has to ask for it: the clients are at work as soon as another copy is there.
+    await_lost(cluster, &primary, MANY)?;
+    told(
+        cluster,
+        &primary,
+        &[
+            "of the last 3 second copies within 10 minutes ",
+            " have said something else and ",
+            "order = \"answer\"",
+            "may help",
+            "keep it in a VM",
+        ],
+    )?;
+    // A further one says nothing new.
+    await_lost(cluster, &primary, MANY + 1)?;
+    counter
+        .await_more(ACKNOWLEDGED, PATIENCE)
+        .context("after the last loss")?;
+    let (clients, _) = counter.finish()?;
+    ensure!(clients.is_clean(), "clients were let down: {clients:?}");
+    let all = events(cluster, &primary)?.into_iter();
+    let unmatched = all.filter(|event| event.kind == EventKind::CannotBeMatched);
+    let times = unmatched.count();
+    ensure!(times == 1, "that it cannot be matched was told {times} times");
+    down(cluster, &primary)
+}
+
+/// That host loses so many second copies in all, for what they said or did not say in time.
+fn await_lost(cluster: &Cluster<'_>, host: &str, many: usize) -> Result<()> {
+    let what = format!("host {host} has lost {many} second copies");
+    cluster.await_status(&what, PATIENCE, |_| {
+        let lost = mismatches(cluster, host).ok()?;
+        (lost >= many).then_some(())
+    })
 }
 
 /// Who never reads is served its inputs all the same, each after a bounded wait, and a person is told.

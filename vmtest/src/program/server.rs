@@ -24,6 +24,8 @@ const LONGEST: usize = 1 << 16;
 pub const LATER: Duration = Duration::from_secs(7);
 /// Its name as a command of xtask.
 pub const COMMAND: &str = "program-server";
+/// So often a thread of `races` lets others go first between its reading of a request and its turn.
+const YIELDS: usize = 50;
 /// Where a server that has executed itself finds its listening socket.
 const SOCKET: &str = "DUNLIN_TEST_SOCKET";
 
@@ -55,7 +57,7 @@ pub fn run(kind: &str, port: u16) -> Result<ExitCode> {
                 // SAFETY: this process has one thread.
                 match unsafe { libc::fork() } {
                     0 => {
-                        let _ = serve(stream, &values, descriptor);
+                        let _ = serve(stream, &values, descriptor, 0);
                         // SAFETY: no destructor of the parent's is the child's.
                         unsafe { libc::_exit(0) }
                     }
@@ -65,9 +67,12 @@ pub fn run(kind: &str, port: u16) -> Result<ExitCode> {
                 }
             }
             "threads" => {
-                std::thread::spawn(move || serve(stream, &values, descriptor));
+                std::thread::spawn(move || serve(stream, &values, descriptor, 0));
             }
-            other => bail!("there is no kind {other:?}: threads, forks, deaf, backwards"),
+            "races" => {
+                std::thread::spawn(move || serve(stream, &values, descriptor, YIELDS));
+            }
+            other => bail!("there is no kind {other:?}: threads, races, forks, deaf, backwards"),
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -116,11 +121,17 @@ fn backwards(listener: &TcpListener) -> Result<ExitCode> {
     }
 }
 
-fn serve(stream: TcpStream, values: &Values, listener: i32) -> Result<()> {
+/// One client's thread, or process. With `yields` it races with the others: whoever is through first has its turn first. That decides what each is
+/// told of a key that several count on; no count is lost, and none is given twice.
+fn serve(stream: TcpStream, values: &Values, listener: i32, yields: usize) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut writer = stream;
     loop {
         let words = request(&mut reader)?;
+        // Nothing is held meanwhile.
+        for _ in 0..yields {
+            std::thread::yield_now();
+        }
         let said = answer(&words, values, listener)?;
         writer.write_all(said.as_bytes())?;
     }

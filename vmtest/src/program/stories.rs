@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(30);
 type Story = (&'static str, fn(&mut Cluster<'_>) -> Result<()>);
 
 /// What is played in one testbed, one after the other.
-const STORIES: [Story; 40] = [
+const STORIES: [Story; 41] = [
     ("two primaries die, one after the other", guard::two_die),
     ("switchover after switchover", guard::few_joins),
     ("the primary's host dies", primary_dies),
@@ -54,6 +54,7 @@ const STORIES: [Story; 40] = [
     ("a program that forks", oddities::forks),
     ("a program that executes itself anew", oddities::execs),
     ("a program that answers with RDTSC", oddities::reads_the_tsc),
+    ("a program whose threads race", oddities::races),
     ("a program that never reads", oddities::never_reads),
     ("an input that makes both copies exit", oddities::exits),
     ("an input that crashes both copies", oddities::crashes_by_an_input),
