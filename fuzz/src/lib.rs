@@ -4,10 +4,14 @@
 //! by `examples/seeds.rs`) and `found/` (inputs that once broke something) with every `cargo test`.
 //! **Invariants**: 1. a target that takes a checksum is also given right ones: a broken peer computes them rightly, too.
 //! 2. each target asserts more than "no panic" where there is something to assert.
-//! **Not here**: control socket and configuration (serde), QMP (QEMU is our own child).
+//! **Not here**: control socket, configuration and what is told of a program beside its images (serde), QMP (QEMU is our own child); what tar and
+//! CRIU read of a copy that comes here.
 
+mod chance;
 mod consensus;
+mod gate;
 mod guest;
+mod images;
 mod link;
 mod log;
 mod output;
@@ -29,7 +33,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 17] = [
+pub const TARGETS: [Target; 20] = [
     Target {
         name: "agreed",
         about: "entries of the agreed log, the agreed state",
@@ -41,6 +45,11 @@ pub const TARGETS: [Target; 17] = [
         run: guest::announce,
     },
     Target {
+        name: "chance",
+        about: "how far a program on another host has drawn its chance",
+        run: chance::chance,
+    },
+    Target {
         name: "consensus",
         about: "messages between replicas",
         run: wire::consensus,
@@ -49,6 +58,16 @@ pub const TARGETS: [Target; 17] = [
         name: "frames",
         about: "the stream of frames from QEMU",
         run: guest::frames,
+    },
+    Target {
+        name: "gate",
+        about: "where a program's inputs stand on another host; its clients and copies after that",
+        run: gate::gate,
+    },
+    Target {
+        name: "images",
+        about: "a program's lists of memory and its folders, from another host",
+        run: images::images,
     },
     Target {
         name: "link",

@@ -9,7 +9,7 @@ use dunlin_core::output::packet::{Direction, Parsed, parse};
 use dunlin_core::output::rewriter::SequenceRewriter;
 
 /// An IPv4 frame with lengths, offsets and flags of all kinds. Checksums are as they come.
-fn frame(script: &mut Script<'_>, from_vm: bool) -> Frame {
+pub fn frame(script: &mut Script<'_>, from_vm: bool) -> Frame {
     let how = script.byte();
     let nic = how >> 7;
     if how & 3 == 3 {

@@ -30,8 +30,11 @@ pub fn all() -> Vec<(&'static str, String, Vec<u8>)> {
     };
     add("agreed", agreed());
     add("announce", announce());
+    add("chance", crate::chance::seeds());
     add("consensus", consensus::words());
     add("frames", frames());
+    add("gate", crate::gate::seeds());
+    add("images", crate::images::seeds());
     add("link", link());
     add("log", log());
     add("mirror", mirror());

@@ -65,7 +65,8 @@ impl Chance {
         let mut stream = stream(self.seed, FIRST_THREAD + u64::from(thread));
         stream.set_word_pos(u128::from(*words));
         stream.fill_bytes(bytes);
-        *words += bytes.len().div_ceil(WORD_BYTES) as u64;
+        // Nobody draws so many that it goes round; another host may say that somebody has.
+        *words = words.wrapping_add(bytes.len().div_ceil(WORD_BYTES) as u64);
     }
 
     /// How far each thread has drawn.

@@ -51,6 +51,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+/// What reads bytes that CRIU or another host has written, for the fuzz target `images` alone: it has to reach what nobody else should.
+#[doc(hidden)]
+pub mod decoded {
+    pub use super::areas::without_promises;
+    pub use super::layers::{name_of, place_of};
+    pub use super::pagemap::{Pagemap, Pages, Where};
+}
+
 /// Everything here but CRIU and tar is a matter of milliseconds.
 const SOON: Duration = Duration::from_secs(10);
 /// What was written to files is bounded by its own tmpfs.

@@ -87,7 +87,8 @@ impl Source {
             }
             match rustix::io::write(&self.pipe, &device.next) {
                 Ok(written) => {
-                    device.written += written as u64;
+                    // Another host may say that all of it was drawn.
+                    device.written = device.written.wrapping_add(written as u64);
                     device.next.drain(..written);
                 }
                 Err(Errno::AGAIN) => return Ok(()),

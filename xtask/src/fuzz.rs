@@ -8,7 +8,7 @@ use dunlin_vmtest::paths;
 
 use crate::cargo;
 
-/// Fuzz the decoders: everything that reads bytes from a peer, a disk, QEMU or a guest.
+/// Fuzz the decoders: everything that reads bytes from a peer, a disk, QEMU, a guest or a bare program.
 #[derive(clap::Args)]
 pub struct Fuzz {
     /// Which targets (`--list` names them). Without a name: all of them.

@@ -50,7 +50,8 @@ pub(super) fn promise_nothing(images: &Path) -> io::Result<()> {
 }
 
 /// None where it is something else than it is known to be.
-fn without_promises(image: &[u8]) -> Option<Vec<u8>> {
+#[must_use]
+pub fn without_promises(image: &[u8]) -> Option<Vec<u8>> {
     let rest = image.strip_prefix(&MAGIC)?;
     let (length, message) = rest.split_first_chunk::<4>()?;
     if u32::from_le_bytes(*length) as usize != message.len() {

@@ -2,7 +2,8 @@
 //!
 //! Decides:    in which layer here what the other copy had written belongs.
 //! Flow:       `Layers::of` a vacated copy -> what the other one had written is unpacked -> `settle`.
-//! Invariants: no link of the program's is followed: folders are opened one by one, below descriptors.
+//! Invariants: 1. no link of the program's is followed: folders are opened one by one, below descriptors; 2. what the other host calls a layer leads
+//!             nowhere but into the view, and no two names mean one place.
 //! Source:     Linux, Documentation/filesystems/overlayfs.rst: what an upper folder may hold. Not here: the overlays (`inside::view`).
 
 use rustix::fs::{
@@ -24,7 +25,8 @@ const ROOT: &str = "u0";
 const OPAQUE: &CStr = c"trusted.overlay.opaque";
 
 /// The folder of what is written over what is mounted at that place of a view.
-pub(crate) fn name_of(place: &Path) -> OsString {
+#[must_use]
+pub fn name_of(place: &Path) -> OsString {
     if place.as_os_str().is_empty() {
         return ROOT.into();
     }
@@ -41,12 +43,18 @@ pub(crate) fn name_of(place: &Path) -> OsString {
 }
 
 /// Nothing of what is no layer, and of the numbered layers of earlier builds.
-fn place_of(name: &OsStr) -> Option<PathBuf> {
+#[must_use]
+pub fn place_of(name: &OsStr) -> Option<PathBuf> {
     if name == ROOT {
         return Some(PathBuf::new());
     }
-    let name = name.as_bytes().strip_prefix(b"u|")?;
-    let words = name.split(|byte| *byte == b'|').map(|word| {
+    let layer = name.as_bytes().strip_prefix(b"u|")?;
+    let words = || layer.split(|byte| *byte == b'|');
+    // Invariant 2.
+    if words().any(|word| matches!(word, b"" | b"." | b"..")) {
+        return None;
+    }
+    let steps = words().map(|word| {
         let mut plain = Vec::new();
         let mut rest = word;
         while let Some((first, others)) = rest.split_first() {
@@ -60,7 +68,8 @@ fn place_of(name: &OsStr) -> Option<PathBuf> {
         }
         OsString::from_vec(plain)
     });
-    Some(words.collect())
+    let place: PathBuf = steps.collect();
+    (name_of(&place) == name).then_some(place)
 }
 
 /// The layers of a copy, by what they are over.
@@ -211,6 +220,10 @@ mod tests {
             assert_eq!(place_of(OsStr::new(name)), Some(PathBuf::from(place)));
         }
         for other in ["w0", "u", "u3", "root"] {
+            assert_eq!(place_of(OsStr::new(other)), None, "{other}");
+        }
+        // Names that no build gives: out of the view, or another name of a place.
+        for other in ["u|..|etc", "u|srv|..", "u|.", "u|", "u|a||b", "u|a|", "u|a%b"] {
             assert_eq!(place_of(OsStr::new(other)), None, "{other}");
         }
     }

@@ -1,12 +1,13 @@
 //! CRIU's list of a process' pages in its images: read, and written anew.
 //!
 //! Decides:    nothing.
-//! Invariants: 1. what cannot be read is no list: nothing is guessed; 2. what is written is read back alike by CRIU 4.1 (which takes the number of
-//!             pages from the second field) and later ones (from the fifth).
+//! Invariants: 1. what cannot be read is no list: nothing is guessed, and no entry ends behind the last address; 2. what is written is read back
+//!             alike by CRIU 4.1 (which takes the number of pages from the second field) and later ones (from the fifth).
 //! Source:     CRIU's `images/pagemap.proto`, `criu/include/{magic,pagemap}.h`; a protobuf message has its length before it.
 //! Not here:   which pages (`ahead`).
 
 use super::GuardError;
+use super::memory::PAGE_BYTES;
 
 /// All of CRIU's images, and this kind.
 const MAGIC: [u8; 8] = [0x19, 0x43, 0x56, 0x54, 0x25, 0x40, 0x08, 0x56];
@@ -18,7 +19,7 @@ const PRESENT: u64 = 1 << 2;
 
 /// Where pages are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Where {
+pub enum Where {
     /// In the file of pages, one entry's behind the other's.
     Here,
     /// In the images beneath these.
@@ -29,22 +30,30 @@ pub(super) enum Where {
 
 /// Some that follow each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Pages {
-    pub(super) at: u64,
-    pub(super) count: u64,
-    pub(super) place: Where,
+pub struct Pages {
+    /// The first one's address.
+    pub at: u64,
+    /// How many.
+    pub count: u64,
+    /// Where all of them are.
+    pub place: Where,
 }
 
 /// One process'.
 #[derive(PartialEq, Eq, Debug)]
-pub(super) struct Pagemap {
+pub struct Pagemap {
     /// The number of the file that has the pages.
-    pub(super) file: u64,
-    pub(super) pages: Vec<Pages>,
+    pub file: u64,
+    /// In the order in which they are listed.
+    pub pages: Vec<Pages>,
 }
 
 impl Pagemap {
-    pub(super) fn read(image: &[u8]) -> Result<Self, GuardError> {
+    /// Of an image.
+    ///
+    /// # Errors
+    /// Where it is none, or one of another CRIU's (invariant 1).
+    pub fn read(image: &[u8]) -> Result<Self, GuardError> {
         let broken = || GuardError("CRIU's list of pages is not as it is known here".to_owned());
         let mut rest = image.strip_prefix(&MAGIC).ok_or_else(broken)?;
         let mut messages = Vec::new();
@@ -63,7 +72,9 @@ impl Pagemap {
         })
     }
 
-    pub(super) fn write(&self) -> Vec<u8> {
+    /// As an image.
+    #[must_use]
+    pub fn write(&self) -> Vec<u8> {
         let mut image = MAGIC.to_vec();
         message(&mut image, &[(1, self.file)]);
         for pages in &self.pages {
@@ -109,7 +120,8 @@ fn pages_of(fields: &[Option<u64>; FIELDS]) -> Option<Pages> {
         Some(_) => return None,
     };
     let at = fields[1]?;
-    (count < MOST_PAGES).then_some(Pages { at, count, place })
+    let is_there = count < MOST_PAGES && at.checked_add(count * PAGE_BYTES).is_some();
+    is_there.then_some(Pages { at, count, place })
 }
 
 fn flags_of(place: Where) -> u64 {
@@ -200,6 +212,9 @@ mod tests {
         message(&mut other, &[(1, 1)]);
         message(&mut other, &[(1, 4096), (2, 1), (9, 1)]);
         assert!(Pagemap::read(&other).is_err(), "a field that nobody knows");
+        let mut beyond = list();
+        beyond.pages[0].at = u64::MAX - 4095;
+        assert!(Pagemap::read(&beyond.write()).is_err(), "behind the last address");
     }
 
     #[test]
