@@ -46,7 +46,7 @@ const FRAMES_A_TURN: usize = 64;
 const LOOK_AGAIN_US: (u64, u64) = (20, 500);
 /// While nothing comes, the agreed clock is set so often.
 const TICK: Duration = Duration::from_millis(10);
-/// And so often in any case: a copy may wait for a time to come before it answers.
+/// And so often where an answer is owed and all copies sleep: they may wait for a time to come before they answer.
 const LATEST_TICK: Duration = Duration::from_secs(1);
 /// The longest sleep: so soon an order to end is seen.
 const LOOK: Duration = Duration::from_millis(50);
@@ -308,7 +308,9 @@ impl Tester {
             // A copy that is still at its last input must not see a later time than the one that has answered.
             let idle = !busy && self.gate.is_idle() && self.outputs.is_settled();
             let since = now.duration_since(self.ticked);
-            if since >= TICK && idle || since >= LATEST_TICK {
+            // A copy that is at work beyond all patience may spin until a time comes.
+            let is_late = since >= LATEST_TICK + options.patience;
+            if since >= TICK && idle || is_late || since >= LATEST_TICK && self.is_at_rest()? {
                 self.tick(now);
             }
             let over = stop.load(Ordering::SeqCst)
@@ -424,10 +426,7 @@ impl Tester {
                     return Ok(LOOK.min(Duration::from_micros(until_us.saturating_sub(now_us))));
                 }
                 Next::AskForRest => {
-                    let found: Result<Vec<bool>, _> = self.copies.iter().map(Copy::is_at_rest).collect();
-                    let found =
-                        found.map_err(|error| CheckError::Host("whether a copy is at rest", error))?;
-                    if found.contains(&false) {
+                    if !self.is_at_rest()? {
                         return Ok(self.look_a_little_later());
                     }
                     self.gate.are_at_rest(now_us);
@@ -463,6 +462,13 @@ impl Tester {
                 }
             }
         }
+    }
+
+    /// Whether all copies are done with what they have read.
+    fn is_at_rest(&self) -> Result<bool, CheckError> {
+        let found: Result<Vec<bool>, _> = self.copies.iter().map(Copy::is_at_rest).collect();
+        let found = found.map_err(|error| CheckError::Host("whether a copy is at rest", error))?;
+        Ok(!found.contains(&false))
     }
 
     fn look_a_little_later(&mut self) -> Duration {

@@ -295,7 +295,7 @@ impl Copy {
         Some(attached.source(mounted))
     }
 
-    /// Whether all of its threads sleep.
+    /// Whether all of its threads sleep, and none of them until this host has answered its call.
     ///
     /// # Errors
     /// Where the kernel does not tell.

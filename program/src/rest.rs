@@ -1,12 +1,15 @@
 //! Whether the processes of a copy are done with what they have read: all of their threads sleep.
 //!
-//! A thread that hands work to another one has woken it before it sleeps itself, so there is no moment between the two in which all sleep.
+//! Each is looked at by itself, and one that was found asleep may have been woken by one that is looked at later. So all are looked at twice: if the
+//! same threads are found asleep, and none has had a processor in between, there was a moment at which all slept. A thread that hands work to another
+//! one has woken it before it sleeps itself, so nothing was under way at that moment.
 //!
 //! Decides:    nothing.
 //! Invariants: 1. whatever cannot be seen is no rest. A thread that sleeps for a while of its own accord, and would then go on, is taken for one
 //!             that is done; 2. one that sleeps until this host answers its call (`answers`) is at work: the kernel shows it as it shows who waits for
 //!             an input, until its call is taken up.
-//! Source:     proc(5): `stat`, `children`, `syscall`. Not here: what waits for rest (`dunlin_core::program::order`).
+//! Source:     proc(5): `stat`, `children`, `syscall`; the kernel's sched-stats: the third number of `schedstat` is how often a thread got a processor.
+//! Not here:   what waits for rest (`dunlin_core::program::order`).
 
 use crate::inside::filter::ANSWERED;
 use crate::proc::{has_gone, text};
@@ -55,36 +58,82 @@ fn threads(process: u32) -> io::Result<Vec<u32>> {
 }
 
 /// These, and all that they have started.
-fn sleep(mut to_look_at: Vec<u32>) -> io::Result<bool> {
+fn sleep(processes: Vec<u32>) -> io::Result<bool> {
+    let Some(found) = asleep(processes.clone(), Look::First)? else {
+        return Ok(false);
+    };
+    Ok(asleep(processes, Look::Again)? == Some(found))
+}
+
+/// How often a thread has had a processor is read on the outer side of both looks, so that all that lies between is counted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    First,
+    Again,
+}
+
+/// Each of their threads with how often it has had a processor; none where one does not sleep.
+fn asleep(mut to_look_at: Vec<u32>, look: Look) -> io::Result<Option<Vec<(u32, u64)>>> {
+    let mut found = Vec::new();
     while let Some(process) = to_look_at.pop() {
         for thread in threads(process)? {
-            let path = format!("/proc/{process}/task/{thread}/stat");
-            let Some(stat) = gone_is_none(text(&path))? else {
+            let folder = format!("/proc/{process}/task/{thread}");
+            let before = match look {
+                Look::First => runs(&folder)?,
+                Look::Again => 0,
+            };
+            let Some(stat) = gone_is_none(text(format!("{folder}/stat")))? else {
                 continue;
             };
-            if !sleeps(&stat) || is_to_be_answered(process, thread)? {
-                return Ok(false);
+            if !sleeps(&stat) || look == Look::Again && is_to_be_answered(&folder)? {
+                return Ok(None);
             }
+            let runs = match look {
+                Look::First => before,
+                Look::Again => runs(&folder)?,
+            };
+            found.push((thread, runs));
             to_look_at.extend(children(process, thread)?);
         }
     }
-    Ok(true)
+    Ok(Some(found))
+}
+
+/// A kernel that does not count them says nothing, and is believed after one look.
+fn runs(folder: &str) -> io::Result<u64> {
+    let all = gone_is_none(text(format!("{folder}/schedstat")))?;
+    let third = all.as_deref().and_then(|all| all.split_whitespace().nth(2));
+    Ok(third.and_then(|runs| runs.parse().ok()).unwrap_or(0))
 }
 
 /// Invariant 2. Of themselves these calls wait for nothing.
-fn is_to_be_answered(process: u32, thread: u32) -> io::Result<bool> {
-    match gone_is_none(text(format!("/proc/{process}/task/{thread}/syscall"))) {
-        Ok(line) => Ok(line.as_deref().is_some_and(is_answered)),
-        // Invariant 1.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(true),
+fn is_to_be_answered(folder: &str) -> io::Result<bool> {
+    match gone_is_none(text(format!("{folder}/syscall"))) {
+        Ok(line) => Ok(line
+            .as_deref()
+            .is_some_and(|line| call_of(line) != Waits::Elsewhere)),
+        // Whoever may not look may write no answer either (both are a tracer's right): nobody is asked.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// By the number that the line begins with; one that waits in no call has a word or -1 there.
-fn is_answered(line: &str) -> bool {
-    let number = line.split_whitespace().next().and_then(|word| word.parse().ok());
-    number.is_some_and(|number| ANSWERED.contains(&number))
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Waits {
+    ForAnswer,
+    Elsewhere,
+    /// It runs: it was woken since it was seen asleep.
+    NoMore,
+}
+
+/// By the number that the line begins with: -1 where it sleeps in no call (a page that is not there yet).
+fn call_of(line: &str) -> Waits {
+    let word = line.split_whitespace().next().unwrap_or_default();
+    match word.parse() {
+        Ok(number) if ANSWERED.contains(&number) => Waits::ForAnswer,
+        Ok(_) => Waits::Elsewhere,
+        Err(_) => Waits::NoMore,
+    }
 }
 
 fn children(process: u32, thread: u32) -> io::Result<Vec<u32>> {
@@ -177,7 +226,8 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(20);
         let process = asks.id();
         let stat = || text(format!("/proc/{process}/stat")).expect("it runs");
-        let asked = || text(format!("/proc/{process}/syscall")).is_ok_and(|line| is_answered(&line));
+        let call = || text(format!("/proc/{process}/syscall"));
+        let asked = || call().is_ok_and(|line| call_of(&line) == Waits::ForAnswer);
         while !(sleeps(&stat()) && asked()) && Instant::now() < until {
             std::thread::yield_now();
         }
@@ -190,10 +240,42 @@ mod tests {
 
     #[test]
     fn a_call_is_known_by_its_number() {
-        assert!(is_answered("228 0x0 0x7ffc 0x0 0x0 0x0 0x0 0x7ffd 0x7f01\n"));
-        assert!(!is_answered("232 0x5 0x7ffc 0x0 0x0 0x0 0x0 0x7ffd 0x7f01\n"));
-        assert!(!is_answered("running\n"));
-        assert!(!is_answered("-1 0x7ffd 0x7f01\n"));
-        assert!(!is_answered(""));
+        let waits = [
+            ("228 0x0 0x7ffc 0x0 0x0 0x0 0x0 0x7ffd 0x7f01\n", Waits::ForAnswer),
+            ("232 0x5 0x7ffc 0x0 0x0 0x0 0x0 0x7ffd 0x7f01\n", Waits::Elsewhere),
+            ("-1 0x7ffd 0x7f01\n", Waits::Elsewhere),
+            ("running\n", Waits::NoMore),
+            ("", Waits::NoMore),
+        ];
+        for (line, wanted) in waits {
+            assert_eq!(call_of(line), wanted, "{line}");
+        }
+    }
+
+    /// PostgreSQL's processes with a few writers: a lock went from one to the next while they were looked at.
+    #[test]
+    fn those_who_hand_work_to_each_other_are_never_found_asleep_together() {
+        const LOOKS: usize = 4_000;
+        // Two that pass a byte on without end; the shell that waits for them has nothing to do.
+        let script = "coproc there { while read -r x; do echo $x; done; }; exec 5<&${there[0]} 6>&${there[1]}; echo ball >&6; \
+                      while read -r x <&5; do echo $x >&6; done & read";
+        let mut players = shell(script).process_group(0).spawn().expect("a shell");
+        let until = Instant::now() + Duration::from_secs(20);
+        // Until both are there: then a look finds two children.
+        let both = || children(players.id(), players.id()).is_ok_and(|found| found.len() == 2);
+        while !both() && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let is_there = both();
+        let begun = runs(&format!("/proc/{0}/task/{0}", players.id())).expect("it runs");
+        // The ball is in play once the shell itself has come to its own `read`.
+        let rest = (0..LOOKS)
+            .filter(|_| sleep(vec![players.id()]).expect("proc"))
+            .count();
+        let all = rustix::process::Pid::from_child(&players);
+        rustix::process::kill_process_group(all, rustix::process::Signal::KILL).expect("they run");
+        players.wait().expect("it ends");
+        assert!(is_there && begun > 0, "they play");
+        assert_eq!(rest, 0, "of {LOOKS} looks");
     }
 }

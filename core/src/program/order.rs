@@ -497,8 +497,9 @@ impl Gate {
         }
         let delivered = self.deliver(&input);
         self.batch.delivered(&input.key, delivered.is_some());
+        // Whoever is owed an answer may be woken by it, also by a reset, after which nothing waits.
+        self.owing.settled = false;
         if let Some((of, received)) = delivered {
-            self.owing.settled = false;
             let wants_answer = self.order == Order::Answer && input.pushed && of != Of::Listener;
             let number = self.batch.number;
             let refused = self.heard.get_mut(&input.key).is_some_and(|heard| {

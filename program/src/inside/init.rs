@@ -111,9 +111,11 @@ pub(super) fn await_copy(socket: BorrowedFd<'_>) -> Result<ExitCode, Failure> {
     judge_all().map_err(failed("what is ended where memory is short"))?;
     // To all but itself.
     nix::sys::signal::kill(Pid::from_raw(-1), Signal::SIGCONT).map_err(failed("letting the copy run"))?;
-    for pid in adopted.stopped.iter().filter(|pid| **pid > 1) {
+    // As another host has it: what is no process' number would be all of them, or a group.
+    let stopped = adopted.stopped.iter().filter_map(|pid| i32::try_from(*pid).ok());
+    for pid in stopped.filter(|pid| *pid > 1) {
         // One that has ended needs it no more.
-        let _ = nix::sys::signal::kill(Pid::from_raw(*pid as i32), Signal::SIGSTOP);
+        let _ = nix::sys::signal::kill(Pid::from_raw(pid), Signal::SIGSTOP);
     }
     send(socket.as_fd(), &Heard::Started, &[]).map_err(failed("the tester's socket"))?;
     collect(PROGRAM, &socket, &mut None)

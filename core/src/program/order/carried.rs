@@ -75,6 +75,8 @@ impl Gate {
         self.count_spare();
         self.beyond = 0;
         self.count_owing();
+        // What was read here may not be worked off: the first time waits for that as any other one (invariant 5).
+        self.stirred = true;
         Ok(())
     }
 }

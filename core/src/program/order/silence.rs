@@ -309,6 +309,26 @@ mod tests {
     }
 
     #[test]
+    fn who_has_the_lock_and_is_reset_wakes_who_waits_for_it_as_well() {
+        let (mut gate, commit) = one_waits_for_another();
+        let (reset, next) = (client(2, RST, 106, b""), client(2, ACK | PSH, 106, b"next"));
+        for (at_us, found) in [(2_000, Next::Wait(4_000)), (4_000, Next::Deliver(commit))] {
+            assert_eq!(gate.next(at_us), Next::AskForRest);
+            gate.are_at_rest(at_us);
+            assert_eq!(gate.next(at_us), found);
+        }
+        answer(&mut gate, 4_000, &[socket(6, 0), socket(6, 0)], Of::Connection);
+        gate.answered(0, &key(2));
+        gate.answered(1, &key(2));
+        for frame in [reset, next] {
+            assert_eq!(gate.arrived(frame.clone()), None);
+            assert_eq!(gate.next(4_100), Next::AskForRest, "its program has been told");
+            gate.are_at_rest(4_200);
+            assert_eq!(gate.next(4_200), Next::Deliver(frame));
+        }
+    }
+
+    #[test]
     fn while_somebody_is_owed_an_answer_the_next_input_waits_for_rest() {
         let (mut gate, _) = one_waits_for_another();
         let begin = client(2, ACK | PSH, 106, b"begin");

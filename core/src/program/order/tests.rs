@@ -303,6 +303,10 @@ fn a_copy_counts_anew_from_where_its_client_stood() {
     let mut copy = gate(Order::Read);
     copy.load(first.table()).expect("its own table");
     assert_eq!(copy.table(), first.table());
+    copy.time(time(7));
+    assert_eq!(copy.next(0), Next::AskForRest, "its last input may be under way");
+    copy.are_at_rest(0);
+    assert_eq!(copy.next(0), Next::Set(time(7)));
     // Both go on from here; the copy's kernel has taken in nothing yet.
     assert_eq!(copy.arrived(client(1, ACK, 103, b"de")), None);
     assert!(matches!(copy.next(0), Next::Deliver(_)));

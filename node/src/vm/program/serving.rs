@@ -357,7 +357,10 @@ impl ProgramLoop {
         let text = format!("host '{other}' is dropped as the backup: {why}");
         self.event(EventKind::BackupLost, text);
         self.backup.session = None;
-        self.backup.join = None;
+        if self.backup.join.take().is_some() {
+            // It differed while the group still agreed on taking it in: it has stood for no time, and is one of those that are dropped again and again.
+            self.backup.tries.stands_since_us = Some(self.now_us());
+        }
         let entry = Agreed::Complete {
             set: ReplicaSet::one(self.me),
             epoch: self.agreement.state().epoch,
