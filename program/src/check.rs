@@ -465,8 +465,8 @@ impl Tester {
     }
 
     /// Whether all copies are done with what they have read.
-    fn is_at_rest(&self) -> Result<bool, CheckError> {
-        let found: Result<Vec<bool>, _> = self.copies.iter().map(Copy::is_at_rest).collect();
+    fn is_at_rest(&mut self) -> Result<bool, CheckError> {
+        let found: Result<Vec<bool>, _> = self.copies.iter_mut().map(Copy::is_at_rest).collect();
         let found = found.map_err(|error| CheckError::Host("whether a copy is at rest", error))?;
         Ok(!found.contains(&false))
     }

@@ -14,6 +14,7 @@ use crate::message::{Adopted, Go, Heard, Spec, Walls, receive, send};
 use crate::page::{Leads, Page};
 use crate::printed::Printed;
 use crate::quiet::{Quiet, Watcher};
+use crate::rest;
 use crate::source::{Source, emptied};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -68,6 +69,9 @@ pub struct Copy {
     printing: Option<Receiver<()>>,
     ended: Option<Heard>,
     quiet: Watcher,
+    rest: rest::Watcher,
+    /// Calls of its program are answered here.
+    listens: bool,
     /// What limits it; removed when all else has ended.
     group: Option<Group>,
 }
@@ -203,6 +207,8 @@ impl Copy {
             printing,
             ended: None,
             quiet: Watcher::default(),
+            rest: rest::Watcher::default(),
+            listens: has(|walls| walls.draws_agreed() || walls.agreed_clock),
             group,
         })
     }
@@ -299,8 +305,8 @@ impl Copy {
     ///
     /// # Errors
     /// Where the kernel does not tell.
-    pub fn is_at_rest(&self) -> io::Result<bool> {
-        crate::rest::is_at_rest(self.keeper())
+    pub fn is_at_rest(&mut self) -> io::Result<bool> {
+        self.rest.is_at_rest(self.keeper.id(), self.listens)
     }
 
     /// Whether it waits for its next input and has been told of all that it got.

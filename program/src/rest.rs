@@ -1,37 +1,80 @@
 //! Whether the processes of a copy are done with what they have read: all of their threads sleep.
 //!
-//! Each is looked at by itself, and one that was found asleep may have been woken by one that is looked at later. So all are looked at twice: if the
-//! same threads are found asleep, and none has had a processor in between, there was a moment at which all slept. A thread that hands work to another
-//! one has woken it before it sleeps itself, so nothing was under way at that moment.
+//! Each is looked at by itself, and one that was found asleep may have been woken by one that is looked at later. So it is also read, before the
+//! first look and after the last one, how much processor time each process has had: if that is the same, none of them ran in between, and there was a
+//! moment at which all slept. A thread that hands work to another one has woken it before it sleeps itself, so nothing was under way then.
 //!
 //! Decides:    nothing.
 //! Invariants: 1. whatever cannot be seen is no rest. A thread that sleeps for a while of its own accord, and would then go on, is taken for one
 //!             that is done; 2. one that sleeps until this host answers its call (`answers`) is at work: the kernel shows it as it shows who waits for
 //!             an input, until its call is taken up.
-//! Source:     proc(5): `stat`, `children`, `syscall`; the kernel's sched-stats: the third number of `schedstat` is how often a thread got a processor.
+//! Source:     proc(5): `stat`, `children`, `syscall`; clock_getcpuclockid(3), whose clock has all that a thread ran until it slept.
 //! Not here:   what waits for rest (`dunlin_core::program::order`).
 
 use crate::inside::filter::ANSWERED;
 use crate::proc::{has_gone, text};
+use nix::sys::time::TimeSpec;
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
 use std::fs;
 use std::io;
 
+/// A process that is new is looked at once more, when its time is known.
+const LOOKS: usize = 2;
+
+/// The processes that a copy was found to have.
+#[derive(Default)]
+pub(crate) struct Watcher(Vec<u32>);
+
+impl Watcher {
+    /// Whether all processes of the copy whose first process is the only child of this one are at rest; `listens`: this host answers calls of theirs.
+    pub(crate) fn is_at_rest(&mut self, keeper: u32, listens: bool) -> io::Result<bool> {
+        self.all_sleep(|| first_of(keeper), listens)
+    }
+
+    fn all_sleep(
+        &mut self,
+        first: impl Fn() -> io::Result<Option<Vec<u32>>>,
+        listens: bool,
+    ) -> io::Result<bool> {
+        for _ in 0..LOOKS {
+            let before = worked(&self.0);
+            let Some(first) = first()? else {
+                return Ok(false);
+            };
+            let Some(found) = asleep(first, listens)? else {
+                return Ok(false);
+            };
+            if found == self.0 {
+                return Ok(worked(&found) == before);
+            }
+            self.0 = found;
+        }
+        Ok(false)
+    }
+}
+
+/// How much processor time each has had, all of its threads; none of one that has ended.
+fn worked(processes: &[u32]) -> Vec<Option<TimeSpec>> {
+    let one = |process: &u32| {
+        let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(*process).ok()?)).ok()?;
+        clock.now().ok()
+    };
+    processes.iter().map(one).collect()
+}
+
 /// The program's first processes: those that its copy's own first process has started, the only child of this one. None where there is no such copy.
 fn first_of(keeper: u32) -> io::Result<Option<Vec<u32>>> {
-    let mut all = Vec::new();
+    let copies = children(keeper, keeper)?;
     // Invariant 1: it has one as long as there is something to look at.
-    if children(keeper, keeper)?.is_empty() {
+    if copies.is_empty() {
         return Ok(None);
     }
-    for first in children(keeper, keeper)? {
+    let mut all = Vec::new();
+    for first in copies {
         all.extend(children(first, first)?);
     }
     Ok(Some(all))
-}
-
-/// Whether all processes of the copy whose first process is the only child of this one are.
-pub(crate) fn is_at_rest(keeper: u32) -> io::Result<bool> {
-    first_of(keeper)?.map_or(Ok(false), sleep)
 }
 
 /// All processes of the program of that copy.
@@ -57,53 +100,24 @@ fn threads(process: u32) -> io::Result<Vec<u32>> {
     Ok(names.filter_map(|name| name.to_str()?.parse().ok()).collect())
 }
 
-/// These, and all that they have started.
-fn sleep(processes: Vec<u32>) -> io::Result<bool> {
-    let Some(found) = asleep(processes.clone(), Look::First)? else {
-        return Ok(false);
-    };
-    Ok(asleep(processes, Look::Again)? == Some(found))
-}
-
-/// How often a thread has had a processor is read on the outer side of both looks, so that all that lies between is counted.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Look {
-    First,
-    Again,
-}
-
-/// Each of their threads with how often it has had a processor; none where one does not sleep.
-fn asleep(mut to_look_at: Vec<u32>, look: Look) -> io::Result<Option<Vec<(u32, u64)>>> {
+/// These, and all that they have started; none where a thread of theirs does not sleep.
+fn asleep(mut to_look_at: Vec<u32>, listens: bool) -> io::Result<Option<Vec<u32>>> {
     let mut found = Vec::new();
     while let Some(process) = to_look_at.pop() {
+        found.push(process);
         for thread in threads(process)? {
             let folder = format!("/proc/{process}/task/{thread}");
-            let before = match look {
-                Look::First => runs(&folder)?,
-                Look::Again => 0,
-            };
             let Some(stat) = gone_is_none(text(format!("{folder}/stat")))? else {
                 continue;
             };
-            if !sleeps(&stat) || look == Look::Again && is_to_be_answered(&folder)? {
+            if !sleeps(&stat) || listens && is_to_be_answered(&folder)? {
                 return Ok(None);
             }
-            let runs = match look {
-                Look::First => before,
-                Look::Again => runs(&folder)?,
-            };
-            found.push((thread, runs));
             to_look_at.extend(children(process, thread)?);
         }
     }
+    found.sort_unstable();
     Ok(Some(found))
-}
-
-/// A kernel that does not count them says nothing, and is believed after one look.
-fn runs(folder: &str) -> io::Result<u64> {
-    let all = gone_is_none(text(format!("{folder}/schedstat")))?;
-    let third = all.as_deref().and_then(|all| all.split_whitespace().nth(2));
-    Ok(third.and_then(|runs| runs.parse().ok()).unwrap_or(0))
 }
 
 /// Invariant 2. Of themselves these calls wait for nothing.
@@ -184,7 +198,11 @@ mod tests {
     fn is_found(script: &str, wanted: bool) {
         let mut program = shell(script).spawn().expect("a shell");
         let until = Instant::now() + Duration::from_secs(20);
-        let look = || sleep(vec![program.id()]).expect("proc");
+        let mut watcher = Watcher::default();
+        let mut look = || {
+            let found = watcher.all_sleep(|| Ok(Some(vec![program.id()])), false);
+            found.expect("proc")
+        };
         // It is still being started.
         let found = loop {
             let found = look();
@@ -231,11 +249,14 @@ mod tests {
         while !(sleeps(&stat()) && asked()) && Instant::now() < until {
             std::thread::yield_now();
         }
-        let (seems, found) = (sleeps(&stat()), sleep(vec![process]).expect("proc"));
+        let (seems, found) = (
+            sleeps(&stat()),
+            Watcher::default().all_sleep(|| Ok(Some(vec![process])), true),
+        );
         asks.kill().expect("it runs");
         asks.wait().expect("it ends");
         assert!(seems, "it waits for its call's answer");
-        assert!(!found, "and goes on when it has that");
+        assert!(!found.expect("proc"), "and goes on when it has that");
     }
 
     #[test]
@@ -255,7 +276,7 @@ mod tests {
     /// PostgreSQL's processes with a few writers: a lock went from one to the next while they were looked at.
     #[test]
     fn those_who_hand_work_to_each_other_are_never_found_asleep_together() {
-        const LOOKS: usize = 4_000;
+        const LOOKS: usize = 20_000;
         // Two that pass a byte on without end; the shell that waits for them has nothing to do.
         let script = "coproc there { while read -r x; do echo $x; done; }; exec 5<&${there[0]} 6>&${there[1]}; echo ball >&6; \
                       while read -r x <&5; do echo $x >&6; done & read";
@@ -267,15 +288,17 @@ mod tests {
             std::thread::yield_now();
         }
         let is_there = both();
-        let begun = runs(&format!("/proc/{0}/task/{0}", players.id())).expect("it runs");
-        // The ball is in play once the shell itself has come to its own `read`.
+        let mut watcher = Watcher::default();
         let rest = (0..LOOKS)
-            .filter(|_| sleep(vec![players.id()]).expect("proc"))
+            .filter(|_| {
+                let found = watcher.all_sleep(|| Ok(Some(vec![players.id()])), false);
+                found.expect("proc")
+            })
             .count();
         let all = rustix::process::Pid::from_child(&players);
         rustix::process::kill_process_group(all, rustix::process::Signal::KILL).expect("they run");
         players.wait().expect("it ends");
-        assert!(is_there && begun > 0, "they play");
+        assert!(is_there, "they play");
         assert_eq!(rest, 0, "of {LOOKS} looks");
     }
 }
