@@ -88,6 +88,8 @@ struct Tester {
     first_input: Option<Instant>,
     last_word: Instant,
     ticked: Instant,
+    /// Whether the copies are at rest.
+    asked: Instant,
     look_again_us: u64,
     ends: Vec<String>,
     faults: Vec<String>,
@@ -220,6 +222,7 @@ impl Tester {
             first_input: None,
             last_word: now,
             ticked: now,
+            asked: now,
             look_again_us: LOOK_AGAIN_US.0,
             ends: Vec::new(),
             faults: Vec::new(),
@@ -310,7 +313,8 @@ impl Tester {
             let since = now.duration_since(self.ticked);
             // A copy that is at work beyond all patience may spin until a time comes.
             let is_late = since >= LATEST_TICK + options.patience;
-            if since >= TICK && idle || is_late || since >= LATEST_TICK && self.is_at_rest()? {
+            let asks = since >= LATEST_TICK && now.duration_since(self.asked) >= TICK;
+            if since >= TICK && idle || is_late || asks && self.is_at_rest()? {
                 self.tick(now);
             }
             let over = stop.load(Ordering::SeqCst)
@@ -466,6 +470,7 @@ impl Tester {
 
     /// Whether all copies are done with what they have read.
     fn is_at_rest(&mut self) -> Result<bool, CheckError> {
+        self.asked = Instant::now();
         let found: Result<Vec<bool>, _> = self.copies.iter_mut().map(Copy::is_at_rest).collect();
         let found = found.map_err(|error| CheckError::Host("whether a copy is at rest", error))?;
         Ok(!found.contains(&false))

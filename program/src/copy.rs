@@ -70,8 +70,6 @@ pub struct Copy {
     ended: Option<Heard>,
     quiet: Watcher,
     rest: rest::Watcher,
-    /// Calls of its program are answered here.
-    listens: bool,
     /// What limits it; removed when all else has ended.
     group: Option<Group>,
 }
@@ -208,7 +206,6 @@ impl Copy {
             ended: None,
             quiet: Watcher::default(),
             rest: rest::Watcher::default(),
-            listens: has(|walls| walls.draws_agreed() || walls.agreed_clock),
             group,
         })
     }
@@ -306,7 +303,7 @@ impl Copy {
     /// # Errors
     /// Where the kernel does not tell.
     pub fn is_at_rest(&mut self) -> io::Result<bool> {
-        self.rest.is_at_rest(self.keeper.id(), self.listens)
+        self.rest.is_at_rest(self.keeper.id())
     }
 
     /// Whether it waits for its next input and has been told of all that it got.

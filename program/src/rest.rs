@@ -1,14 +1,16 @@
 //! Whether the processes of a copy are done with what they have read: all of their threads sleep.
 //!
 //! Each is looked at by itself, and one that was found asleep may have been woken by one that is looked at later. So it is also read, before the
-//! first look and after the last one, how much processor time each process has had: if that is the same, none of them ran in between, and there was a
-//! moment at which all slept. A thread that hands work to another one has woken it before it sleeps itself, so nothing was under way then.
+//! first look and after the last one, how much processor time each process has had. If that is the same, and the threads are those of the look
+//! before, none of them ran in between, and there was a moment at which all slept. A thread that hands work to another one has woken it before it
+//! sleeps itself, so nothing was under way then.
 //!
 //! Decides:    nothing.
 //! Invariants: 1. whatever cannot be seen is no rest. A thread that sleeps for a while of its own accord, and would then go on, is taken for one
 //!             that is done; 2. one that sleeps until this host answers its call (`answers`) is at work: the kernel shows it as it shows who waits for
-//!             an input, until its call is taken up.
-//! Source:     proc(5): `stat`, `children`, `syscall`; clock_getcpuclockid(3), whose clock has all that a thread ran until it slept.
+//!             an input, until its call is taken up; 3. a thread that has ended since is no rest: what it did last is in nobody's processor time.
+//! Source:     proc(5): `stat`, `children`; `syscall`, which unlike `stat` tells who is on his way to sleep from who sleeps; clock_getcpuclockid(3),
+//!             whose clock has all that a thread ran until it slept.
 //! Not here:   what waits for rest (`dunlin_core::program::order`).
 
 use crate::inside::filter::ANSWERED;
@@ -19,34 +21,31 @@ use nix::unistd::Pid;
 use std::fs;
 use std::io;
 
-/// A process that is new is looked at once more, when its time is known.
+/// What is new is looked at once more, when its time is known.
 const LOOKS: usize = 2;
 
-/// The processes that a copy was found to have.
+/// The threads that a copy was found to have, each behind its process.
 #[derive(Default)]
-pub(crate) struct Watcher(Vec<u32>);
+pub(crate) struct Watcher(Vec<(u32, u32)>);
 
 impl Watcher {
-    /// Whether all processes of the copy whose first process is the only child of this one are at rest; `listens`: this host answers calls of theirs.
-    pub(crate) fn is_at_rest(&mut self, keeper: u32, listens: bool) -> io::Result<bool> {
-        self.all_sleep(|| first_of(keeper), listens)
+    /// Whether all processes of the copy whose first process is the only child of this one are at rest.
+    pub(crate) fn is_at_rest(&mut self, keeper: u32) -> io::Result<bool> {
+        self.all_sleep(|| first_of(keeper))
     }
 
-    fn all_sleep(
-        &mut self,
-        first: impl Fn() -> io::Result<Option<Vec<u32>>>,
-        listens: bool,
-    ) -> io::Result<bool> {
+    fn all_sleep(&mut self, first: impl Fn() -> io::Result<Option<Vec<u32>>>) -> io::Result<bool> {
         for _ in 0..LOOKS {
             let before = worked(&self.0);
             let Some(first) = first()? else {
                 return Ok(false);
             };
-            let Some(found) = asleep(first, listens)? else {
+            let Some(found) = asleep(first)? else {
                 return Ok(false);
             };
             if found == self.0 {
-                return Ok(worked(&found) == before);
+                // Invariant 1: nobody's time is known who has ended.
+                return Ok(!before.contains(&None) && worked(&found) == before);
             }
             self.0 = found;
         }
@@ -54,13 +53,14 @@ impl Watcher {
     }
 }
 
-/// How much processor time each has had, all of its threads; none of one that has ended.
-fn worked(processes: &[u32]) -> Vec<Option<TimeSpec>> {
-    let one = |process: &u32| {
-        let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(*process).ok()?)).ok()?;
+/// How much processor time each process has had, all of its threads; none of one that has ended.
+fn worked(threads: &[(u32, u32)]) -> Vec<Option<TimeSpec>> {
+    let of_one = |process: u32| {
+        let clock = clock_getcpuclockid(Pid::from_raw(i32::try_from(process).ok()?)).ok()?;
         clock.now().ok()
     };
-    processes.iter().map(one).collect()
+    let processes = threads.chunk_by(|one, next| one.0 == next.0);
+    processes.map(|threads| of_one(threads[0].0)).collect()
 }
 
 /// The program's first processes: those that its copy's own first process has started, the only child of this one. None where there is no such copy.
@@ -100,19 +100,18 @@ fn threads(process: u32) -> io::Result<Vec<u32>> {
     Ok(names.filter_map(|name| name.to_str()?.parse().ok()).collect())
 }
 
-/// These, and all that they have started; none where a thread of theirs does not sleep.
-fn asleep(mut to_look_at: Vec<u32>, listens: bool) -> io::Result<Option<Vec<u32>>> {
+/// The threads of these, and of all that they have started; none where one does not sleep.
+fn asleep(mut to_look_at: Vec<u32>) -> io::Result<Option<Vec<(u32, u32)>>> {
     let mut found = Vec::new();
     while let Some(process) = to_look_at.pop() {
-        found.push(process);
         for thread in threads(process)? {
             let folder = format!("/proc/{process}/task/{thread}");
-            let Some(stat) = gone_is_none(text(format!("{folder}/stat")))? else {
-                continue;
-            };
-            if !sleeps(&stat) || listens && is_to_be_answered(&folder)? {
+            let stat = gone_is_none(text(format!("{folder}/stat")))?;
+            // Invariant 3.
+            if !stat.as_deref().is_some_and(sleeps) || !waits(&folder)? {
                 return Ok(None);
             }
+            found.push((process, thread));
             to_look_at.extend(children(process, thread)?);
         }
     }
@@ -120,14 +119,12 @@ fn asleep(mut to_look_at: Vec<u32>, listens: bool) -> io::Result<Option<Vec<u32>
     Ok(Some(found))
 }
 
-/// Invariant 2. Of themselves these calls wait for nothing.
-fn is_to_be_answered(folder: &str) -> io::Result<bool> {
+/// Whether it waits, and not for this host's answer (invariant 2): of themselves the calls that are answered here wait for nothing.
+fn waits(folder: &str) -> io::Result<bool> {
     match gone_is_none(text(format!("{folder}/syscall"))) {
-        Ok(line) => Ok(line
-            .as_deref()
-            .is_some_and(|line| call_of(line) != Waits::Elsewhere)),
+        Ok(line) => Ok(line.is_some_and(|line| call_of(&line) == Waits::Elsewhere)),
         // Whoever may not look may write no answer either (both are a tracer's right): nobody is asked.
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(true),
         Err(error) => Err(error),
     }
 }
@@ -136,7 +133,7 @@ fn is_to_be_answered(folder: &str) -> io::Result<bool> {
 enum Waits {
     ForAnswer,
     Elsewhere,
-    /// It runs: it was woken since it was seen asleep.
+    /// It runs still, or again.
     NoMore,
 }
 
@@ -165,10 +162,10 @@ fn gone_is_none<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// By the letter behind the name, which may have any characters in it. A zombie does nothing either.
+/// By the letter behind the name, which may have any characters in it. A zombie does nothing either; the kernel says that it is in no call.
 fn sleeps(stat: &str) -> bool {
     let state = stat.rsplit_once(')').map(|(_, rest)| rest.trim_start());
-    state.is_some_and(|state| state.starts_with(['S', 'Z', 'X']))
+    state.is_some_and(|state| state.starts_with(['S', 'Z']))
 }
 
 #[cfg(test)]
@@ -200,7 +197,7 @@ mod tests {
         let until = Instant::now() + Duration::from_secs(20);
         let mut watcher = Watcher::default();
         let mut look = || {
-            let found = watcher.all_sleep(|| Ok(Some(vec![program.id()])), false);
+            let found = watcher.all_sleep(|| Ok(Some(vec![program.id()])));
             found.expect("proc")
         };
         // It is still being started.
@@ -251,7 +248,7 @@ mod tests {
         }
         let (seems, found) = (
             sleeps(&stat()),
-            Watcher::default().all_sleep(|| Ok(Some(vec![process])), true),
+            Watcher::default().all_sleep(|| Ok(Some(vec![process]))),
         );
         asks.kill().expect("it runs");
         asks.wait().expect("it ends");
@@ -291,7 +288,7 @@ mod tests {
         let mut watcher = Watcher::default();
         let rest = (0..LOOKS)
             .filter(|_| {
-                let found = watcher.all_sleep(|| Ok(Some(vec![players.id()])), false);
+                let found = watcher.all_sleep(|| Ok(Some(vec![players.id()])));
                 found.expect("proc")
             })
             .count();

@@ -225,9 +225,9 @@ pub(super) fn races(cluster: &mut Cluster<'_>) -> Result<()> {
     let plan = Plan::odd("races", &["order = \"delivery\"".to_owned()])?;
     let (primary, _) = up(cluster, &plan)?;
     let counter = super::count(cluster, CONNECTIONS)?;
-    told(
+    let host = told_by_either(
         cluster,
-        &primary,
+        TOLD_WITHIN,
         &[
             "has said something else",
             "'dunlin program check' shows what differs",
@@ -235,18 +235,18 @@ pub(super) fn races(cluster: &mut Cluster<'_>) -> Result<()> {
             " bytes that are alike of ",
         ],
     )?;
-    let differing = super::figure(cluster, &primary, |program| program.differing)?;
+    let differing = super::figure(cluster, &host, |program| program.differing)?;
     ensure!(differing > 0, "no output is counted as differing");
     counter
         .await_more(ACKNOWLEDGED, PATIENCE)
         .context("after the first loss")?;
-    // Nobody has to ask for it: the clients are at work as soon as another copy is there.
-    await_lost(cluster, &primary, MANY)?;
-    told(
+    // Nobody has to ask for it: the clients are at work as soon as another copy is there. On a busy machine some are lost for another reason, and each
+    // loss lengthens the pause before the next copy.
+    told_by_either(
         cluster,
-        &primary,
+        4 * PATIENCE,
         &[
-            "of the last 3 second copies within 10 minutes ",
+            "second copies within 10 minutes ",
             " have said something else and ",
             "order = \"answer\"",
             "may help",
@@ -254,25 +254,46 @@ pub(super) fn races(cluster: &mut Cluster<'_>) -> Result<()> {
         ],
     )?;
     // A further one says nothing new.
-    await_lost(cluster, &primary, MANY + 1)?;
+    let lost = lost_in_all(cluster);
+    cluster.await_status("a further second copy is lost", 4 * PATIENCE, |_| {
+        (lost_in_all(cluster) > lost).then_some(())
+    })?;
     counter
         .await_more(ACKNOWLEDGED, PATIENCE)
         .context("after the last loss")?;
     let (clients, _) = counter.finish()?;
     ensure!(clients.is_clean(), "clients were let down: {clients:?}");
-    let all = events(cluster, &primary)?.into_iter();
-    let unmatched = all.filter(|event| event.kind == EventKind::CannotBeMatched);
-    let times = unmatched.count();
-    ensure!(times == 1, "that it cannot be matched was told {times} times");
+    for host in COPIES {
+        let all = events(cluster, host)?.into_iter();
+        let unmatched = all.filter(|event| event.kind == EventKind::CannotBeMatched);
+        let times = unmatched.count();
+        ensure!(
+            times <= 1,
+            "host {host} told {times} times that it cannot be matched"
+        );
+    }
     down(cluster, &primary)
 }
 
-/// That host loses so many second copies in all, for what they said or did not say in time.
-fn await_lost(cluster: &Cluster<'_>, host: &str, many: usize) -> Result<()> {
-    let what = format!("host {host} has lost {many} second copies");
-    cluster.await_status(&what, PATIENCE, |_| {
-        let lost = mismatches(cluster, host).ok()?;
-        (lost >= many).then_some(())
+/// An election in between makes the other one the primary, which has seen none of this.
+const COPIES: [&str; 2] = ["a", "b"];
+
+/// How many second copies were lost for what they said, or did not say in time, whoever was the primary.
+fn lost_in_all(cluster: &Cluster<'_>) -> usize {
+    let lost = COPIES.iter().filter_map(|host| mismatches(cluster, host).ok());
+    lost.sum()
+}
+
+/// Within that time an event of either host has all these words: of which.
+fn told_by_either(cluster: &Cluster<'_>, within: Duration, words: &[&str]) -> Result<String> {
+    let what = format!("host a or b tells of {words:?}");
+    cluster.await_status(&what, within, |_| {
+        let tells = |host: &&str| {
+            let events = events(cluster, host).unwrap_or_default();
+            let has_all = |text: &str| words.iter().all(|word| text.contains(word));
+            events.iter().any(|event| has_all(&event.text))
+        };
+        COPIES.iter().copied().find(tells).map(str::to_owned)
     })
 }
 

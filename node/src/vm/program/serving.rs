@@ -358,8 +358,8 @@ impl ProgramLoop {
         self.event(EventKind::BackupLost, text);
         self.backup.session = None;
         if self.backup.join.take().is_some() {
-            // It differed while the group still agreed on taking it in: it has stood for no time, and is one of those that are dropped again and again.
-            self.backup.tries.stands_since_us = Some(self.now_us());
+            // Lost before the group had agreed on taking it in: it is one of those that are dropped again and again, too.
+            self.backup.tries.failures += 1;
         }
         let entry = Agreed::Complete {
             set: ReplicaSet::one(self.me),
