@@ -408,7 +408,8 @@ impl Connection {
         let old = self
             .past
             .filter(|past| past.first.or(past.floor).is_none_or(|first| before(echo, first)));
-        if old.is_none() {
+        // Without a first word here its floor still holds: who has spoken said at least that, and the VM here may never say what has brought it.
+        if old.is_none() && self.past.is_some_and(|past| past.first.is_some()) {
             self.past = None;
         }
         let ticks = old.map_or(self.ticks.unwrap_or(raise), |past| past.ticks_of(echo));

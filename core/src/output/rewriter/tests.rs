@@ -282,6 +282,29 @@ fn an_echo_of_a_word_that_a_dead_host_may_have_raised_is_none() {
     assert_eq!(echoed(&mut third, FIRST + MARGIN_TICKS), Some((12, 140)));
 }
 
+/// Found by a fresh seed of `model`: the client then dropped (PAWS) all that the third host said.
+#[test]
+fn a_word_that_left_behind_a_sync_is_not_gone_below_by_the_next_host() {
+    const FIRST: u32 = 5_000_000;
+    const SECOND: u32 = FIRST + MARGIN_TICKS;
+    let mut second = SequenceRewriter::new();
+    second.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).ticks(100, 9).frame());
+    second.take_over();
+    into(&mut second, &Seg::to_vm(ACK, C + 1, P + 1).ticks(11, FIRST));
+    let mut third = SequenceRewriter::new();
+    third.load(&second.table()).unwrap();
+    // Said before the sync, it leaves after it: the VM of the third host never says it again, and only the client tells of it.
+    let word = Seg::from_vm(ACK, B.wrapping_add(1), C + 1).ticks(130, 11);
+    assert_eq!(out(&mut second, &word).ticks, Some((SECOND, 11)));
+    let echo = Seg::to_vm(ACK, C + 1, P + 1).ticks(12, SECOND).frame();
+    third.inbound_to_backup(&echo);
+    third.take_over();
+    third.inbound(&echo);
+    let next = Seg::from_vm(ACK, B.wrapping_add(1), C + 1).ticks(140, 12);
+    let told = out(&mut third, &next).ticks.map(|(value, _)| value);
+    assert!(told.is_some_and(|value| !before(value, SECOND)), "{told:?}");
+}
+
 #[test]
 fn fragments_and_other_protocols_pass_as_they_are() {
     let mut rewriter = accepted();
