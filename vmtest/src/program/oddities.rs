@@ -22,6 +22,8 @@ const TOLD_WITHIN: Duration = Duration::from_secs(30);
 const MANY: usize = 3;
 /// What a program that eats may have.
 const MEMORY_MIB: u32 = 64;
+/// The hosts of its copies: after an election in between the other one is the primary, which has seen nothing of what came before.
+const COPIES: [&str; 2] = ["a", "b"];
 
 impl Plan {
     /// [`server`], of some kind.
@@ -274,9 +276,6 @@ pub(super) fn races(cluster: &mut Cluster<'_>) -> Result<()> {
     }
     down(cluster, &primary)
 }
-
-/// An election in between makes the other one the primary, which has seen none of this.
-const COPIES: [&str; 2] = ["a", "b"];
 
 /// How many second copies were lost for what they said, or did not say in time, whoever was the primary.
 fn lost_in_all(cluster: &Cluster<'_>) -> usize {

@@ -251,51 +251,43 @@ fn an_echo_is_never_of_a_time_that_the_vm_has_not_said() {
     );
 }
 
-#[test]
-fn an_echo_of_a_word_that_a_dead_host_may_have_raised_is_none() {
-    // The clock of the first host is far ahead of the second's, which takes over in the handshake.
-    const FIRST: u32 = 5_000_000;
+/// What the client heard of the first host, whose clock is far ahead of the second's, and the second's first word.
+const FIRST: u32 = 5_000_000;
+const SECOND: u32 = FIRST + MARGIN_TICKS;
+
+/// A third host: the second one took over in the handshake, and its first word, said before the sync with this one, left after it, raised above what
+/// the client had heard.
+fn behind_a_word_that_left_late() -> SequenceRewriter {
     let mut second = SequenceRewriter::new();
     second.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).ticks(100, 9).frame());
     second.take_over();
     into(&mut second, &Seg::to_vm(ACK, C + 1, P + 1).ticks(11, FIRST));
     let mut third = SequenceRewriter::new();
     third.load(&second.table()).unwrap();
-    // Its first word leaves after the sync, raised above what the client had heard.
-    let word = out(
-        &mut second,
-        &Seg::from_vm(ACK, B.wrapping_add(1), C + 1).ticks(130, 11),
-    );
-    assert_eq!(word.ticks, Some((FIRST + MARGIN_TICKS, 11)));
+    let word = Seg::from_vm(ACK, B.wrapping_add(1), C + 1).ticks(130, 11);
+    assert_eq!(out(&mut second, &word).ticks, Some((SECOND, 11)));
+    third
+}
+
+#[test]
+fn an_echo_of_a_word_that_a_dead_host_may_have_raised_is_none() {
+    let mut third = behind_a_word_that_left_late();
     third.take_over();
     let echoed = |third: &mut SequenceRewriter, echo| {
         into(third, &Seg::to_vm(ACK, C + 1, P + 1).ticks(12, echo)).ticks
     };
     assert_eq!(echoed(&mut third, FIRST), Some((12, 100)), "of the first host");
-    assert_eq!(
-        echoed(&mut third, FIRST + MARGIN_TICKS),
-        Some((12, 0)),
-        "of the second"
-    );
+    assert_eq!(echoed(&mut third, SECOND), Some((12, 0)), "of the second");
     // What the VM here has said is an upper bound, once it has said anything.
     third.overheard(&Seg::from_vm(ACK, B.wrapping_add(1), C + 1).ticks(140, 12).frame());
-    assert_eq!(echoed(&mut third, FIRST + MARGIN_TICKS), Some((12, 140)));
+    assert_eq!(echoed(&mut third, SECOND), Some((12, 140)));
 }
 
 /// Found by a fresh seed of `model`: the client then dropped (PAWS) all that the third host said.
 #[test]
 fn a_word_that_left_behind_a_sync_is_not_gone_below_by_the_next_host() {
-    const FIRST: u32 = 5_000_000;
-    const SECOND: u32 = FIRST + MARGIN_TICKS;
-    let mut second = SequenceRewriter::new();
-    second.overheard(&Seg::from_vm(SYN | ACK, B, C + 1).ticks(100, 9).frame());
-    second.take_over();
-    into(&mut second, &Seg::to_vm(ACK, C + 1, P + 1).ticks(11, FIRST));
-    let mut third = SequenceRewriter::new();
-    third.load(&second.table()).unwrap();
-    // Said before the sync, it leaves after it: the VM of the third host never says it again, and only the client tells of it.
-    let word = Seg::from_vm(ACK, B.wrapping_add(1), C + 1).ticks(130, 11);
-    assert_eq!(out(&mut second, &word).ticks, Some((SECOND, 11)));
+    let mut third = behind_a_word_that_left_late();
+    // The VM of the third host never says that word again: only the client tells of it.
     let echo = Seg::to_vm(ACK, C + 1, P + 1).ticks(12, SECOND).frame();
     third.inbound_to_backup(&echo);
     third.take_over();
