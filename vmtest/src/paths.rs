@@ -58,3 +58,22 @@ pub fn testbed_runs() -> PathBuf {
 pub fn failed_runs() -> PathBuf {
     target().join("failed-runs")
 }
+
+/// Bytes that are free on the disk of `path`, or of the nearest folder above it that is there.
+pub fn free_bytes(path: &Path) -> Option<u64> {
+    let there = path.ancestors().find(|folder| folder.exists())?;
+    let disk = nix::sys::statvfs::statvfs(there).ok()?;
+    Some(disk.blocks_available() * disk.fragment_size())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_is_not_there_yet_has_the_room_of_the_one_above_it() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(free_bytes(&dir.path().join("not/there")).is_some_and(|free| free > 0));
+        assert_eq!(free_bytes(Path::new("/proc/1/stat")), Some(0));
+    }
+}

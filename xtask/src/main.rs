@@ -17,6 +17,7 @@ mod licences;
 mod package;
 mod page;
 mod record;
+mod room;
 mod scenarios;
 mod setup;
 mod sizes;
@@ -118,6 +119,7 @@ fn run(task: Task) -> Result<()> {
         Task::Fix => verify::fix(),
         Task::Test => {
             let begun = std::time::Instant::now();
+            room::check()?;
             setup::run()?;
             let mut skipped = verify::run()?;
             skipped.extend(k8s::every_commit()?);
@@ -144,8 +146,9 @@ fn run(task: Task) -> Result<()> {
             skipped.extend(scenarios::run(&scenarios::Scenarios::quick())?);
             skipped.extend(scenarios::run_under_kvm()?);
             println!(
-                "xtask: all of it passed in {:.0} s, {skipped}",
-                begun.elapsed().as_secs_f64()
+                "xtask: all of it passed in {:.0} s, {} left on the disks, {skipped}",
+                begun.elapsed().as_secs_f64(),
+                room::left()
             );
             Ok(())
         }

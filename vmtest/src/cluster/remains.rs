@@ -22,8 +22,9 @@ impl Cluster<'_> {
             format!("logs are in {}", to.display())
         });
         format!(
-            "{}\n{words}",
-            kept.unwrap_or_else(|| "no logs could be kept".to_owned())
+            "{}; {}\n{words}",
+            kept.unwrap_or_else(|| "no logs could be kept".to_owned()),
+            room_left()
         )
     }
 
@@ -89,6 +90,20 @@ impl Cluster<'_> {
         }
         words
     }
+}
+
+/// Of the disks that hosts and logs lie on: a guest whose image's disk is full stands still, and nothing else tells of it.
+fn room_left() -> String {
+    let folders = [crate::paths::testbed_runs(), crate::paths::failed_runs()];
+    let left = folders.map(|folder| {
+        let free = crate::paths::free_bytes(&folder).map(|bytes| format!("{} MiB", bytes >> 20));
+        format!(
+            "{} free in {}",
+            free.unwrap_or_else(|| "?".to_owned()),
+            folder.display()
+        )
+    });
+    left.join(", ")
 }
 
 /// The logs in a host's folder.
