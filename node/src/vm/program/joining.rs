@@ -13,7 +13,7 @@
 
 use super::carrying::Carrier;
 use super::state::{ProgramLoop, Role};
-use crate::vm::program::state::{Join, Phase, Tries, Word};
+use crate::vm::program::state::{Backup, Join, Phase, Tries, Word};
 use crate::vm::program::told::JoinStep;
 use crate::vm::session::link::SyncLink;
 use crossbeam_channel::bounded;
@@ -290,16 +290,10 @@ impl ProgramLoop {
         );
     }
 
-    /// It is alone: since when, and for how long it is left alone.
+    /// It is alone from now on.
     pub(super) fn rests(&mut self) {
         let now_us = self.now_us();
-        let stood = self.backup.tries.stands_since_us.take();
-        if stood.is_some_and(|since_us| now_us - since_us > STOOD_US) {
-            self.backup.tries.failures = 0;
-        }
-        // One that is dropped again and again is brought in less and less often.
-        self.backup.tries.failures += u32::from(stood.is_some());
-        self.backup.tries.at_us = now_us + rest_us(self.backup.tries.failures);
+        self.backup.rests(now_us);
     }
 
     /// What keeps it without a second copy, for who waits for its start or asks.
@@ -351,6 +345,28 @@ impl ProgramLoop {
     }
 }
 
+impl Backup {
+    /// It is lost.
+    pub(super) fn give_up(&mut self) {
+        self.session = None;
+        if self.join.take().is_some() {
+            // Lost before the group had agreed on taking it in: it is one of those that are dropped again and again, too.
+            self.tries.failures += 1;
+        }
+    }
+
+    /// There is none from now on: the next one is tried when the program has been left alone for a while.
+    fn rests(&mut self, now_us: u64) {
+        let stood = self.tries.stands_since_us.take();
+        if stood.is_some_and(|since_us| now_us - since_us > STOOD_US) {
+            self.tries.failures = 0;
+        }
+        // One that is dropped again and again is brought in less and less often.
+        self.tries.failures += u32::from(stood.is_some());
+        self.tries.at_us = now_us + rest_us(self.tries.failures);
+    }
+}
+
 fn rest_us(failures: u32) -> u64 {
     (REST_US.0 << failures.min(8)).min(REST_US.1)
 }
@@ -358,6 +374,7 @@ fn rest_us(failures: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dunlin_core::units::Epoch;
 
     #[test]
     fn what_fails_is_left_alone_for_longer_each_time_and_never_for_ever() {
@@ -365,5 +382,53 @@ mod tests {
         assert_eq!(rest_us(1), 1_000_000);
         assert_eq!(rest_us(7), 64_000_000);
         assert_eq!(rest_us(u32::MAX), 64_000_000);
+    }
+
+    /// A copy that runs, and that the group is asked to take in.
+    fn asked_for() -> Join {
+        Join {
+            session: 1,
+            phase: Phase::Agreeing,
+            until_us: AGREED_US,
+            words: bounded(WORDS).0,
+            epoch: Epoch(1),
+            quiet_at_us: 0,
+            quiet_us: 0,
+            stood: None,
+            carried_bytes: 0,
+        }
+    }
+
+    /// One that differed at once was brought in again each half second.
+    #[test]
+    fn a_copy_lost_before_the_group_has_agreed_on_it_has_failed_and_each_next_one_comes_later() {
+        let mut backup = Backup::default();
+        let mut now_us = 0;
+        for pause_us in [1_000_000, 2_000_000, 4_000_000] {
+            backup.join = Some(asked_for());
+            backup.give_up();
+            assert!(backup.join.is_none());
+            backup.rests(now_us);
+            assert_eq!(backup.tries.at_us - now_us, pause_us);
+            now_us = backup.tries.at_us;
+        }
+    }
+
+    #[test]
+    fn a_copy_lost_later_has_failed_once_and_what_failed_before_counts_unless_it_stood_for_long() {
+        for (stood_us, failures) in [(0, 4), (STOOD_US, 4), (STOOD_US + 1, 1)] {
+            let tries = Tries {
+                failures: 3,
+                stands_since_us: Some(7),
+                ..Tries::default()
+            };
+            let mut backup = Backup {
+                tries,
+                ..Backup::default()
+            };
+            backup.give_up();
+            backup.rests(7 + stood_us);
+            assert_eq!(backup.tries.failures, failures, "{stood_us}");
+        }
     }
 }

@@ -356,11 +356,7 @@ impl ProgramLoop {
         let other = self.other().map_or("?", |other| self.config.host_name(other));
         let text = format!("host '{other}' is dropped as the backup: {why}");
         self.event(EventKind::BackupLost, text);
-        self.backup.session = None;
-        if self.backup.join.take().is_some() {
-            // Lost before the group had agreed on taking it in: it is one of those that are dropped again and again, too.
-            self.backup.tries.failures += 1;
-        }
+        self.backup.give_up();
         let entry = Agreed::Complete {
             set: ReplicaSet::one(self.me),
             epoch: self.agreement.state().epoch,
