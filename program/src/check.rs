@@ -1,6 +1,6 @@
 //! The tester: copies of a program, one order of their clients' frames, one report.
 //!
-//! Decides:    when a run is over; all else is decided in `dunlin_core::program`.
+//! Decides:    when a run is over; when the time is set without an input (`ticks`); all else is decided in `dunlin_core::program`.
 //! Flow:       client's card -> `order` -> every copy's card; a copy's card -> `outputs`, and the first copy's -> client's card.
 //!             The other copies' TCP has other numbers than the client knows: what goes to them is translated
 //!             (`output::rewriter`), as it is for the backup of a VM.
@@ -10,6 +10,8 @@
 //! 3. only the first copy speaks to the clients; what all of them say of their link (ARP) is theirs alike, and passes.
 //!
 //! Source: APUS's report mode of an output checker. Not here: what the user typed.
+
+mod ticks;
 
 use crate::answers::{Answers, Clock};
 use crate::copy::{Copy, CopyError, Prints};
@@ -35,6 +37,7 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use ticks::{TICK, Ticks};
 
 /// A copy's card takes what Ethernet does.
 const MTU: u16 = 1500;
@@ -44,10 +47,6 @@ const FRAME_BYTES: usize = 64 << 10;
 const FRAMES_A_TURN: usize = 64;
 /// So long is waited before an unread socket is looked at again, at first and at most.
 const LOOK_AGAIN_US: (u64, u64) = (20, 500);
-/// While nothing comes, the agreed clock is set so often.
-const TICK: Duration = Duration::from_millis(10);
-/// And so often where an answer is owed and all copies sleep: they may wait for a time to come before they answer.
-const LATEST_TICK: Duration = Duration::from_secs(1);
 /// The longest sleep: so soon an order to end is seen.
 const LOOK: Duration = Duration::from_millis(50);
 /// When the clients have gone, the copies may say so long what they have to, and must be silent so long to be believed.
@@ -87,9 +86,7 @@ struct Tester {
     began: Instant,
     first_input: Option<Instant>,
     last_word: Instant,
-    ticked: Instant,
-    /// Whether the copies are at rest.
-    asked: Instant,
+    ticks: Ticks,
     look_again_us: u64,
     ends: Vec<String>,
     faults: Vec<String>,
@@ -221,8 +218,7 @@ impl Tester {
             began: now,
             first_input: None,
             last_word: now,
-            ticked: now,
-            asked: now,
+            ticks: Ticks::starting(now, options.patience),
             look_again_us: LOOK_AGAIN_US.0,
             ends: Vec::new(),
             faults: Vec::new(),
@@ -259,7 +255,7 @@ impl Tester {
             self.hear()?;
             // Copies start at different moments, and many draw their chance from the time of that: it stands still meanwhile.
             let now = Instant::now();
-            if now.duration_since(self.ticked) >= LATEST_TICK {
+            if self.ticks.is_late(now) {
                 self.tick(now);
             }
             if let Some(copy) = self.copies.iter().find(|copy| copy.ended().is_some()) {
@@ -310,11 +306,7 @@ impl Tester {
             let now = Instant::now();
             // A copy that is still at its last input must not see a later time than the one that has answered.
             let idle = !busy && self.gate.is_idle() && self.outputs.is_settled();
-            let since = now.duration_since(self.ticked);
-            // A copy that is at work beyond all patience may spin until a time comes.
-            let is_late = since >= LATEST_TICK + options.patience;
-            let asks = since >= LATEST_TICK && now.duration_since(self.asked) >= TICK;
-            if since >= TICK && idle || is_late || asks && self.is_at_rest()? {
+            if self.ticks.is_due(now, idle, || are_at_rest(&mut self.copies))? {
                 self.tick(now);
             }
             let over = stop.load(Ordering::SeqCst)
@@ -391,7 +383,7 @@ impl Tester {
     /// The agreed time is the host's from now on.
     fn tick(&mut self, now: Instant) {
         self.clock.set();
-        self.ticked = now;
+        self.ticks.was_set(now);
     }
 
     /// Every copy gets this.
@@ -430,7 +422,8 @@ impl Tester {
                     return Ok(LOOK.min(Duration::from_micros(until_us.saturating_sub(now_us))));
                 }
                 Next::AskForRest => {
-                    if !self.is_at_rest()? {
+                    self.ticks.were_asked(Instant::now());
+                    if !are_at_rest(&mut self.copies)? {
                         return Ok(self.look_a_little_later());
                     }
                     self.gate.are_at_rest(now_us);
@@ -466,14 +459,6 @@ impl Tester {
                 }
             }
         }
-    }
-
-    /// Whether all copies are done with what they have read.
-    fn is_at_rest(&mut self) -> Result<bool, CheckError> {
-        self.asked = Instant::now();
-        let found: Result<Vec<bool>, _> = self.copies.iter_mut().map(Copy::is_at_rest).collect();
-        let found = found.map_err(|error| CheckError::Host("whether a copy is at rest", error))?;
-        Ok(!found.contains(&false))
     }
 
     fn look_a_little_later(&mut self) -> Duration {
@@ -561,6 +546,13 @@ impl Tester {
             tsc: self.tsc,
         }
     }
+}
+
+/// Whether all copies are done with what they have read.
+fn are_at_rest(copies: &mut [Copy]) -> Result<bool, CheckError> {
+    let found: Result<Vec<bool>, _> = copies.iter_mut().map(Copy::is_at_rest).collect();
+    let found = found.map_err(|error| CheckError::Host("whether a copy is at rest", error))?;
+    Ok(!found.contains(&false))
 }
 
 /// A program that does not even listen.
