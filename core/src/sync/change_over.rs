@@ -11,10 +11,11 @@
 //! 1. Only times next to each other are compared: the load may change. What leaves in another number, or in other sizes, is
 //!    another load.
 //! 2. A trial that did not pay is repeated after twice the time, up to `LONGEST_BACKOFF_US`: no flapping, and the
-//!    share of time spent in trials goes to nothing. It is a tenth at most, however often the load changes or pauses.
+//!    share of time spent in trials goes to nothing. It is about a tenth at most, however often the load changes or pauses.
 //! 3. While everything matches there are no trials.
 //! 4. A mode is judged by what it brings in the long run: not by the moment in which it was doubted, and not while its
-//!    backup still warms up.
+//!    backup still warms up. So what lost its place in a burst (connections that all begin at once) is tried again soon.
+//! 5. What was measured holds for one backup, and for times in which there was one. What was chosen stays.
 //!
 //! Source: ours; the alternation of trial and use is the bandit's of any textbook. Not here: the sync that changes
 //! over, when to sync inside a mode (`trigger`).
@@ -82,10 +83,11 @@ impl Score {
     /// more of it tells nothing new.
     fn is_out_of_reach(&self, from: &Mark, now: &Mark) -> bool {
         let took_us = now.at_us - from.at_us;
+        let differences = now.tally.differing() - from.tally.differing();
         let released = (now.tally.released - from.tally.released) as f64;
-        took_us >= CLEAR_US
-            && now.tally.differing() - from.tally.differing() >= CLEAR_DIFFERENCES
-            && released < self.frames_per_s * took_us as f64 / 1e6 / 2.0
+        let due = self.frames_per_s * took_us as f64 / 1e6;
+        let at_once = took_us >= CLEAR_US && differences >= CLEAR_DIFFERENCES && released < due / 2.0;
+        at_once || (took_us >= SPAN_US && differences >= CLEAR_DOUBT && released < due)
     }
 
     /// Whether this is what another load brings, in the same mode.
@@ -105,7 +107,7 @@ struct Rival {
 }
 
 /// What had left at a moment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Mark {
     at_us: u64,
     tally: Tally,
@@ -125,7 +127,8 @@ struct Pace {
 }
 
 impl Pace {
-    fn of(mode: Mode) -> Self {
+    /// With a sync that costs so much.
+    fn of(mode: Mode, sync_us: u64) -> Self {
         match mode {
             // Its backup has to load and, under TCG, to translate anew (60 ms to more than a second measured); and what
             // costs is a difference now and then.
@@ -135,38 +138,49 @@ impl Pace {
                 hopeless_us: 600_000,
                 trial_us: 2_000_000,
             },
+            // What leaves by syncs leaves in heaps: less than a few of them tell nothing.
             Mode::Active | Mode::Passive => Self {
                 settle_us: 120_000,
                 warm_up_us: 0,
-                hopeless_us: 100_000,
-                trial_us: 600_000,
+                hopeless_us: sync_us.clamp(100_000, 500_000),
+                trial_us: (3 * sync_us).clamp(600_000, 1_500_000),
             },
         }
     }
+}
+
+/// How a trial ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Pays,
+    DoesNot,
+    /// Nobody asked anything meanwhile.
+    None,
 }
 
 /// When nothing left for a while.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pauses {
     released: u64,
-    /// When it last grew, and when the last pause was over.
+    /// When it last grew.
     grown_us: u64,
-    over_us: u64,
 }
 
 impl Pauses {
-    /// Whether frames leave again, after a pause.
-    fn is_over(&mut self, now_us: u64, tally: &Tally) -> bool {
+    /// Whether frames leave again, after a pause. With a sync that costs so much, what leaves by syncs leaves in heaps.
+    fn is_over(&mut self, now_us: u64, tally: &Tally, sync_us: u64) -> bool {
         if tally.released == self.released {
             return false;
         }
-        let paused = now_us - self.grown_us >= PAUSE_US;
-        if paused {
-            self.over_us = now_us;
-        }
+        let paused = now_us - self.grown_us >= (4 * sync_us).clamp(PAUSE_US, IDLE_US / 2);
         self.grown_us = now_us;
         self.released = tally.released;
         paused
+    }
+
+    /// Whether nothing leaves.
+    fn lasts(&self, now_us: u64) -> bool {
+        now_us - self.grown_us >= 2 * PAUSE_US
     }
 }
 
@@ -177,9 +191,14 @@ pub struct ChangeOver {
     chosen: Mode,
     /// Being tried.
     trial: Option<Mode>,
-    /// Since when; and when the trials so far will be paid for: what is in use has served `COST` times as long.
-    trial_from_us: u64,
+    /// What had left when it began.
+    trial_from: Mark,
+    /// When the trials so far are paid for: the mode in use has served `COST` times as long as makes up for what did not leave.
     paid_at_us: u64,
+    /// When that was last waived, for a load that is another one.
+    waived_us: Option<u64>,
+    /// When the mode in use was taken up for good, if it was another one before.
+    changed_us: Option<u64>,
     /// What `chosen` brought before the trial.
     score: Option<Score>,
     rivals: [Rival; 2],
@@ -215,11 +234,16 @@ const CLEAR_US: u64 = 100_000;
 const CLEAR_DIFFERENCES: u64 = 3;
 /// A trial is hopeless only where at least this many frames were due.
 const HOPELESS_FRAMES: f64 = 8.0;
-/// After a trial that did not pay the mode in use serves so many times as long as it took, before the next one.
+/// After a trial that did not pay the mode in use serves so many times as long as was lost by it, before the next one.
 const COST: u64 = 10;
+/// A trial without a result counts for no more than this: clients may just have stopped to ask.
+const NO_VERDICT_US: u64 = 500_000;
 /// A trial is repeated no sooner than this after the last, and no later than that.
 const SHORTEST_BACKOFF_US: u64 = 4_000_000;
 const LONGEST_BACKOFF_US: u64 = 120_000_000;
+/// A change of mode so long after the last one may have come from a burst. Another load so long after the last one has its trial
+/// before the trials so far are paid for.
+const LATELY_US: u64 = 10_000_000;
 /// Forced syncs put matching in doubt when they cost clients so much in the longest time that counts, by what a sync costs (one
 /// that waited for a late backup's word has cost that as well). One alone does not.
 const DOUBT: u64 = 2;
@@ -237,10 +261,8 @@ const COLD_US: u64 = 10_000_000;
 /// ones. One that comes in bursts is none.
 const OTHER_RATE: f64 = 2.5;
 const OTHER_SIZE: f64 = 1.2;
-/// Before and after a pause of this length what leaves is not one load. Another one that comes so long after it is believed
-/// at once.
+/// Before and after a pause of this length what leaves is not one load.
 const PAUSE_US: u64 = 500_000;
-const AFTER_PAUSE_US: u64 = 3_000_000;
 
 impl ChangeOver {
     /// A VM that was just protected, in `first`.
@@ -262,17 +284,19 @@ impl ChangeOver {
         Self {
             chosen: first,
             trial: None,
-            trial_from_us: 0,
+            trial_from: Mark::default(),
             paid_at_us: 0,
+            waived_us: None,
+            changed_us: None,
             score: None,
             rivals,
             marks: VecDeque::new(),
             usual: None,
             pauses: Pauses::default(),
-            settled_us: now_us + Pace::of(first).settle_us,
+            settled_us: now_us + Pace::of(first, UNKNOWN_COST_US).settle_us,
             cold_until_us: now_us + COLD_US,
             entered: None,
-            warm_by_us: now_us + Pace::of(first).warm_up_us,
+            warm_by_us: now_us + Pace::of(first, UNKNOWN_COST_US).warm_up_us,
             cost_us: UNKNOWN_COST_US,
             wish: None,
             changes: 0,
@@ -295,12 +319,43 @@ impl ChangeOver {
     pub fn entered(&mut self, mode: Mode, now_us: u64) {
         if self.wish.take_if(|wish| *wish == mode).is_some() {
             self.trial = (mode != self.chosen).then_some(mode);
-            self.marks.clear();
-            let pace = Pace::of(mode);
-            self.settled_us = now_us + pace.settle_us;
-            self.entered = None;
-            self.warm_by_us = now_us + pace.warm_up_us;
+            self.settles(mode, now_us);
         }
+    }
+
+    /// There is no backup (invariant 5). It may be told so again and again.
+    pub fn lost(&mut self, now_us: u64) {
+        if let Some(tried) = self.trial.take() {
+            // It may be what has lost the backup.
+            let rival = self.rival(tried);
+            rival.try_at_us = now_us + rival.backoff_us.max(SHORTEST_BACKOFF_US);
+        }
+        self.wish = None;
+        self.score = None;
+        self.usual = None;
+        self.marks.clear();
+        self.entered = None;
+    }
+
+    /// A backup is complete, in `mode`: another one than so far, or one that was away.
+    pub fn joined(&mut self, mode: Mode, now_us: u64) {
+        self.lost(now_us);
+        self.wish = (mode != self.chosen).then_some(self.chosen);
+        self.cold_until_us = now_us + COLD_US;
+        self.settles(mode, now_us);
+    }
+
+    fn rival(&mut self, mode: Mode) -> &mut Rival {
+        let found = self.rivals.iter_mut().find(|rival| rival.mode == mode);
+        found.expect("what is tried is a rival")
+    }
+
+    fn settles(&mut self, mode: Mode, now_us: u64) {
+        self.marks.clear();
+        self.entered = None;
+        let pace = Pace::of(mode, self.cost_us);
+        self.settled_us = now_us + pace.settle_us;
+        self.warm_by_us = now_us + pace.warm_up_us;
     }
 
     /// Looks at what has left until now. Call it a few times in each window; `wish` may be another one afterwards.
@@ -308,7 +363,7 @@ impl ChangeOver {
     /// `cost_us` is how much of its clients' time a sync costs, if that is known.
     pub fn observe(&mut self, now_us: u64, tally: &Tally, cost_us: Option<u64>) {
         self.cost_us = cost_us.unwrap_or(UNKNOWN_COST_US);
-        if self.pauses.is_over(now_us, tally) && self.trial.is_none() {
+        if self.pauses.is_over(now_us, tally, self.cost_us) && self.trial.is_none() {
             self.marks.clear();
         }
         if self.wish.is_some() {
@@ -322,7 +377,7 @@ impl ChangeOver {
         if let Some((tried, before)) = self.trial.zip(self.score)
             && before.is_out_of_reach(&entered, &now)
         {
-            return self.trial_ended(tried, false, now_us);
+            return self.trial_ended(tried, &before, Verdict::DoesNot, &now);
         }
         if now_us < self.settled_us || (now_us < self.warm_by_us && entered.tally.has_told_nothing(tally)) {
             return;
@@ -336,21 +391,28 @@ impl ChangeOver {
             return self.look_at_trial(tried, &before, first, half, &now);
         }
         if now_us - last.at_us >= WINDOW_US {
+            // A pause that begins is not another load.
+            let pauses = last.tally.released == tally.released;
             self.marks.push_back(now);
             self.marks.retain(|mark| now_us - mark.at_us <= IDLE_US);
-            self.judge(&now);
+            if !pauses {
+                self.judge(&now);
+            }
         }
     }
 
     fn look_at_trial(&mut self, tried: Mode, before: &Score, first: Mark, half: Option<Mark>, now: &Mark) {
-        let pace = Pace::of(tried);
+        let pace = Pace::of(tried, self.cost_us);
         let took_us = now.at_us - first.at_us;
         let frames = now.tally.released - first.tally.released;
         let due = before.frames_per_s * took_us as f64 / 1e6;
         let differs = tried != Mode::Match || now.tally.forced - first.tally.forced >= DOUBT;
         let poor = due >= HOPELESS_FRAMES && (frames as f64) < due / 2.0;
-        if took_us >= pace.hopeless_us && poor && differs {
-            return self.trial_ended(tried, false, now.at_us);
+        if frames == 0 && tried != Mode::Match && took_us >= pace.trial_us {
+            return self.trial_ended(tried, before, Verdict::None, now);
+        }
+        if took_us >= pace.hopeless_us && frames > 0 && poor && differs {
+            return self.trial_ended(tried, before, Verdict::DoesNot, now);
         }
         let Some(half) = half else {
             if took_us >= pace.trial_us / 2 {
@@ -360,38 +422,67 @@ impl ChangeOver {
         };
         if took_us >= pace.trial_us && frames >= SPAN_FRAMES {
             let score = Score::of(&half.tally, &now.tally, now.at_us - half.at_us);
-            self.trial_ended(tried, score.beats(before), now.at_us);
+            let verdict = if score.beats(before) {
+                Verdict::Pays
+            } else {
+                Verdict::DoesNot
+            };
+            self.trial_ended(tried, before, verdict, now);
         } else if took_us > IDLE_US {
-            // Nobody asks anything any more: no verdict.
-            self.trial_ended(tried, false, now.at_us);
+            let verdict = if self.pauses.lasts(now.at_us) {
+                Verdict::None
+            } else {
+                Verdict::DoesNot
+            };
+            self.trial_ended(tried, before, verdict, now);
         }
     }
 
-    fn trial_ended(&mut self, tried: Mode, pays: bool, now_us: u64) {
+    fn trial_ended(&mut self, tried: Mode, before: &Score, verdict: Verdict, now: &Mark) {
+        let now_us = now.at_us;
         self.marks.clear();
         self.score = None;
-        let rival = self
-            .rivals
-            .iter_mut()
-            .find(|rival| rival.mode == tried)
-            .expect("what is tried is a rival");
-        if pays {
-            // The loser was measured right now; it is tried again when the load may have changed.
-            *rival = Rival {
-                mode: self.chosen,
-                try_at_us: now_us + SHORTEST_BACKOFF_US,
-                backoff_us: SHORTEST_BACKOFF_US,
-            };
-            self.chosen = tried;
-            self.trial = None;
-            self.usual = None;
-            self.changes += 1;
-        } else {
-            rival.backoff_us = (rival.backoff_us * 2).min(LONGEST_BACKOFF_US);
-            rival.try_at_us = now_us + rival.backoff_us;
-            self.paid_at_us = now_us + COST * (now_us - self.trial_from_us);
-            self.wish = Some(self.chosen);
+        if verdict == Verdict::Pays {
+            return self.take_up(tried, now_us);
         }
+        let took_us = now_us - self.trial_from.at_us;
+        let left = (now.tally.released - self.trial_from.tally.released) as f64;
+        let mut lost_us = took_us.saturating_sub((left * 1e6 / before.frames_per_s) as u64);
+        let rival = self.rival(tried);
+        if verdict == Verdict::DoesNot {
+            rival.backoff_us = (rival.backoff_us * 2).clamp(SHORTEST_BACKOFF_US, LONGEST_BACKOFF_US);
+        } else {
+            lost_us = lost_us.min(NO_VERDICT_US);
+        }
+        rival.try_at_us = now_us + rival.backoff_us.max(SHORTEST_BACKOFF_US);
+        // With the sync back.
+        self.paid_at_us = now_us + COST * (lost_us + self.cost_us);
+        self.wish = Some(self.chosen);
+    }
+
+    /// What was tried is in use for good.
+    fn take_up(&mut self, tried: Mode, now_us: u64) {
+        // The loser was measured right now, but perhaps in a burst (invariant 4): it is the next to be tried. Where modes change in
+        // turns, it waits until the load may have changed.
+        let lately = self.changed_us.is_some_and(|at_us| now_us - at_us < LATELY_US);
+        let again_us = if lately { SHORTEST_BACKOFF_US } else { 0 };
+        let loser = Rival {
+            mode: self.chosen,
+            try_at_us: now_us + again_us,
+            backoff_us: again_us,
+        };
+        for rival in &mut self.rivals {
+            if rival.mode == tried {
+                *rival = loser;
+            } else {
+                rival.try_at_us = rival.try_at_us.max(now_us + SHORTEST_BACKOFF_US);
+            }
+        }
+        self.chosen = tried;
+        self.trial = None;
+        self.usual = None;
+        self.changed_us = Some(now_us);
+        self.changes += 1;
     }
 
     /// Whether another mode than the one in use is worth a trial, by the shortest time that means anything.
@@ -415,10 +506,16 @@ impl ChangeOver {
         };
         let from = doubted.unwrap_or(shortest);
         let score = Score::of(&from.tally, &now.tally, now.at_us - from.at_us);
-        if score.is_of_another_load_than(self.usual.get_or_insert(score)) {
+        // While everything matches, another load is no news: it is when it comes to be doubted.
+        let counts = self.chosen != Mode::Match || doubted.is_some();
+        let is_another = score.is_of_another_load_than(self.usual.get_or_insert(score));
+        if is_another && counts {
             self.usual = Some(score);
-            let paused = now.at_us - self.pauses.over_us < AFTER_PAUSE_US;
-            self.try_all_anew(now.at_us + if paused { 0 } else { SHORTEST_BACKOFF_US });
+            if self.begin_anew(now.at_us) {
+                // What it is compared with must be of this load alone.
+                self.marks.retain(|mark| now.at_us - mark.at_us <= 2 * WINDOW_US);
+                return;
+            }
         }
         // Invariant 3.
         if self.chosen == Mode::Match && doubted.is_none() {
@@ -430,7 +527,7 @@ impl ChangeOver {
             .filter(|rival| rival.try_at_us.max(self.paid_at_us) <= now.at_us)
             .min_by_key(|rival| (rival.try_at_us, rival.mode));
         self.wish = due.map(|rival| rival.mode);
-        self.trial_from_us = now.at_us;
+        self.trial_from = *now;
         self.score = due.map(|_| score);
     }
 
@@ -442,12 +539,33 @@ impl ChangeOver {
         forced >= DOUBT && forced * self.cost_us + late * LATE_COST_US >= DOUBT_COST_US
     }
 
-    /// The load is another one: what was learnt of the other modes does not count.
-    fn try_all_anew(&mut self, at_us: u64) {
+    /// Another load: what was learnt of the other modes does not count. Returns whether what trials have cost so far is waived.
+    fn begin_anew(&mut self, now_us: u64) -> bool {
+        let matches = self.chosen == Mode::Match;
+        // A load that becomes another one every moment pays as any other (invariant 2).
+        let lately = self.waived_us.is_some_and(|at_us| now_us - at_us < LATELY_US);
+        let waives = !lately;
         for rival in &mut self.rivals {
+            // Matching costs nothing where it pays, and waiting for syncs with an active backup costs what a difference costs.
+            let first = if matches { Mode::Passive } else { Mode::Match };
+            let try_at_us = now_us
+                + if rival.mode == first {
+                    0
+                } else {
+                    SHORTEST_BACKOFF_US
+                };
             rival.backoff_us = SHORTEST_BACKOFF_US;
-            rival.try_at_us = rival.try_at_us.min(at_us);
+            rival.try_at_us = if waives {
+                try_at_us
+            } else {
+                rival.try_at_us.min(try_at_us)
+            };
         }
+        if waives {
+            self.waived_us = Some(now_us);
+            self.paid_at_us = self.paid_at_us.min(now_us);
+        }
+        waives
     }
 }
 

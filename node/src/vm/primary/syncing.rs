@@ -120,8 +120,14 @@ impl VmLoop {
                 self.net.output.tally(),
                 self.net.output.waited_for_word_us(now_us),
             );
-            primary.pace.sync_cost.observe(now_us, tally, waited_us);
-            choice.observe(now_us, tally, primary.pace.sync_cost.us());
+            if primary.epochs.is_synced() {
+                primary.pace.sync_cost.observe(now_us, tally, waited_us);
+                choice.observe(now_us, tally, primary.pace.sync_cost.us());
+            } else {
+                // What leaves without a backup tells nothing of any mode.
+                primary.pace.sync_cost.restart(now_us);
+                choice.lost(now_us);
+            }
         }
     }
 
@@ -374,6 +380,7 @@ impl VmLoop {
         }
         let mode = now.mode();
         match &mut primary.pace.change_over {
+            Some(choice) if joined => choice.joined(mode, now_us),
             Some(choice) => choice.entered(mode, now_us),
             None if changes_over => primary.pace.change_over = Some(ChangeOver::new(mode, now_us)),
             None => {}
