@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use dunlin_vmtest::paths;
 
 /// What a whole test command writes from a clean clone, in MiB, with some to spare.
-const NEEDED_MIB: u64 = 20 << 10;
+const NEEDED_MIB: u64 = 10 << 10;
 
 fn folders() -> [PathBuf; 2] {
     [paths::target(), paths::testbed_runs()]

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
 use super::BenchSpec;
 use super::case::Case;
@@ -16,7 +16,7 @@ use super::report::BASELINE;
 use super::wish::Wish;
 use crate::cluster::{Cluster, VmPlan};
 use crate::image::{self, GuestImage};
-use crate::testbed::{CpuShare, Shaper, Testbed, TestbedSpec};
+use crate::testbed::{CpuShare, Node, Shaper, Testbed, TestbedSpec};
 
 /// Nothing takes longer than this, however busy the machine is.
 pub const PATIENCE: Duration = Duration::from_secs(180);
@@ -32,7 +32,19 @@ pub fn testbed(host_cpu_percent: u32) -> Result<Testbed> {
     for host in HOSTS {
         testbed.node(host).set_cpu_share(None)?;
     }
+    widen_ports(testbed.node("client"))?;
     Ok(testbed)
+}
+
+/// A client that opens a connection for each request keeps each one's port for a minute: a fast guest uses up the kernel's usual
+/// 28,000 in a few windows.
+fn widen_ports(client: &Node) -> Result<()> {
+    const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
+    let written = client.spawn("ports", || std::fs::write(RANGE, "1025 65535"))?;
+    let written = written
+        .join()
+        .map_err(|_| anyhow!("the thread that sets {RANGE} panicked"))??;
+    written.with_context(|| format!("cannot write {RANGE}"))
 }
 
 /// From here on each host has its share: booting is not what is measured.
