@@ -543,8 +543,7 @@ impl ChangeOver {
     fn begin_anew(&mut self, now_us: u64) -> bool {
         let matches = self.chosen == Mode::Match;
         // A load that becomes another one every moment pays as any other (invariant 2).
-        let lately = self.waived_us.is_some_and(|at_us| now_us - at_us < LATELY_US);
-        let waives = !lately;
+        let waives = self.waived_us.is_none_or(|at_us| now_us - at_us >= LATELY_US);
         for rival in &mut self.rivals {
             // Matching costs nothing where it pays, and waiting for syncs with an active backup costs what a difference costs.
             let first = if matches { Mode::Passive } else { Mode::Match };
