@@ -172,21 +172,20 @@ fn play(
     let mut skipped = Vec::new();
     let wanted = |name: &str, quick: bool| arguments.wants(name, quick);
     let world = World { dunlin, image };
-    let (mut passed, mut failed) = (0, 0);
+    // Told again at the end: of a long output the end is what is seen first, and kept.
+    let (mut passed, mut failed) = (0, Vec::new());
     if wanted("bad-input", true) {
-        match bad_input::run(&world) {
+        let failures = match bad_input::run(&world) {
             Ok((refused, failures)) => {
                 println!("scenario bad-input ... {refused} mistakes refused");
                 passed += refused;
-                failed += failures.len();
-                for failure in failures {
-                    println!("scenario bad-input ... FAILED {failure}");
-                }
+                failures
             }
-            Err(error) => {
-                println!("scenario bad-input ... FAILED {error:#}");
-                failed += 1;
-            }
+            Err(error) => vec![format!("{error:#}")],
+        };
+        for failure in failures {
+            failed.push(format!("scenario bad-input ... FAILED {failure}"));
+            println!("{}", failed[failed.len() - 1]);
         }
     }
     let mut tell = |name: &str, begun: Instant, outcome: Result<String>| {
@@ -197,8 +196,8 @@ fn play(
                 println!("scenario {name} ... ok ({seconds:.1} s{words})");
             }
             Err(error) => {
-                failed += 1;
-                println!("scenario {name} ... FAILED ({seconds:.1} s) {error:#}");
+                failed.push(format!("scenario {name} ... FAILED ({seconds:.1} s) {error:#}"));
+                println!("{}", failed[failed.len() - 1]);
             }
         }
     };
@@ -430,9 +429,11 @@ fn play(
         let begun = Instant::now();
         tell("stalls", begun, stalls(arguments, &world.dunlin, runs_under));
     }
-    println!("{passed} passed, {failed} failed");
-    if failed > 0 {
-        bail!("{failed} scenarios failed; repeat one with 'cargo xtask scenarios NAME'");
+    println!("{passed} passed, {} failed", failed.len());
+    if !failed.is_empty() {
+        let again = failed.join("\n");
+        let times = failed.len();
+        bail!("{times} scenarios failed; repeat one with 'cargo xtask scenarios NAME'\n{again}");
     }
     Ok(skipped)
 }

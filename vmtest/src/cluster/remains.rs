@@ -1,5 +1,5 @@
-//! What is left of a story that did not go as it should: the daemons' logs, the guests' last words, and what each QEMU is busy
-//! with. The last two are also in the error, for whoever has no more than that.
+//! What is left of a story that did not go as it should: the logs of daemons and guests, and what each QEMU is busy with. The ends of
+//! the logs and the last are also in the error, for whoever has no more than that.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::Cluster;
 
-/// Of each guest's console.
+/// Of each log.
 const LAST_LINES: usize = 8;
 /// Over which the threads of QEMU are watched.
 const LOOK: Duration = Duration::from_secs(1);
@@ -57,9 +57,6 @@ impl Cluster<'_> {
                     .unwrap_or_default()
                     .to_string_lossy()
                     .into_owned();
-                if !name.starts_with("serial-") {
-                    continue;
-                }
                 let text = String::from_utf8_lossy(&fs::read(&file).unwrap_or_default()).into_owned();
                 let lines: Vec<&str> = text
                     .lines()
