@@ -411,10 +411,21 @@ impl FailoverStatus {
 pub struct JoinProblem {
     /// The other host, and what it or this host says.
     pub why: String,
-    /// How often in a row a join has failed for this reason.
+    /// How often in a row a join has failed: a VM's for this reason, a program's for whatever reason.
     pub times: u32,
     /// The problem goes away by itself.
     pub passes: bool,
+}
+
+impl JoinProblem {
+    /// A join that failed so often in a row fails for good.
+    pub const FOR_GOOD: u32 = 3;
+
+    /// Whether it is not to be waited for.
+    #[must_use]
+    pub fn is_for_good(&self) -> bool {
+        self.times >= Self::FOR_GOOD && !self.passes
+    }
 }
 
 /// A checkpoint of a VM's memory on the standby's host, as the host that makes it sees it.

@@ -107,8 +107,6 @@ pub fn follow(
     }
 }
 
-/// A join that failed so often in a row for the same reason fails for good.
-const FAILS_FOR_GOOD: u32 = 3;
 /// A VM that no host could back up for so long is not waited for: such a host is dead, or cut off.
 const NOBODY: Duration = Duration::from_secs(30);
 
@@ -201,8 +199,7 @@ fn outcome_of(vm: &VmStatus) -> Option<Outcome> {
         return Some(Outcome::Protected);
     }
     let problem = vm.join_problem.as_ref()?;
-    let for_good = problem.times >= FAILS_FOR_GOOD && !problem.passes;
-    for_good.then(|| Outcome::Alone(problem.why.clone()))
+    problem.is_for_good().then(|| Outcome::Alone(problem.why.clone()))
 }
 
 /// Why nobody could become the backup of a VM that runs here unprotected, if nobody could.
@@ -365,9 +362,9 @@ mod tests {
             passes,
         };
         for (problem, over) in [
-            (problem(FAILS_FOR_GOOD - 1, false), false),
-            (problem(FAILS_FOR_GOOD, true), false),
-            (problem(FAILS_FOR_GOOD, false), true),
+            (problem(JoinProblem::FOR_GOOD - 1, false), false),
+            (problem(JoinProblem::FOR_GOOD, true), false),
+            (problem(JoinProblem::FOR_GOOD, false), true),
         ] {
             vm.join_problem = Some(problem);
             assert_eq!(matches!(outcome_of(&vm), Some(Outcome::Alone(_))), over);

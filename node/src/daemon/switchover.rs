@@ -10,7 +10,7 @@ use super::Daemon;
 use crate::vm::VmHandle;
 use crate::vm::event::{Command, LoopEvent};
 use crossbeam_channel::{Receiver, TryRecvError, bounded};
-use dunlin_api::{Answer, EventKind, Role, VmStatus};
+use dunlin_api::{Answer, EventKind, JoinProblem, Role, VmStatus};
 use std::time::{Duration, Instant};
 
 /// How long a daemon that was told to end waits for its VMs to be handed over. A backup that was lost has to be brought in first.
@@ -80,8 +80,9 @@ impl Leaving {
         if status.role != Role::Primary {
             return true;
         }
-        // What keeps a program without a second copy seldom goes by itself.
-        let is_kept_alone = status.program.is_some() && status.join_problem.is_some();
+        // What keeps a program without a second copy again and again seldom goes by itself.
+        let problem = status.join_problem.as_ref();
+        let is_kept_alone = status.program.is_some() && problem.is_some_and(JoinProblem::is_for_good);
         let may_be_joined = status.wants_protection && !is_kept_alone;
         let may_be_protected = status.protected || may_be_joined;
         if !may_be_protected || self.is_alone(handle, &status) {

@@ -34,7 +34,7 @@ pub const FIGURES: &[Figure] = &[
     ),
     (
         "dunlin_join_failures",
-        "Primary: how often in a row no backup could join, for the same reason",
+        "Primary: how often in a row no backup could join (a VM's: for the same reason)",
         |vm| {
             vm.join_problem
                 .as_ref()

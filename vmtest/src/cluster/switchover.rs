@@ -6,13 +6,18 @@ use anyhow::{Result, bail, ensure};
 
 use super::Cluster;
 
-/// A backup may be lost, or an office, in the moment of the order. Then the VM stays where it is, whoever ordered it is told so, and says it again: so often.
+/// A backup may be lost, or an office, in the moment of the order, and a disk be slow in an election. Then the VM stays where it is, whoever ordered it is told
+/// so, and says it again: so often.
 const TIMES: usize = 3;
-/// What is said then.
-const STAYS: [&str; 3] = [
+/// What is said then, of a VM and of a program.
+const STAYS: [&str; 7] = [
     "no complete backup",
+    "no second copy to hand over to",
     "not handed over",
+    "did not take the lead",
+    "was elected itself",
     "does not serve the VM now",
+    "does not serve the program",
 ];
 
 impl Cluster<'_> {

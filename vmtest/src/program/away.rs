@@ -5,6 +5,8 @@
 //! * **Flow:** load -> the host is away -> the other one serves, for a while -> it is back -> its copy has ended -> who spoke.
 //! * **Not here:** hosts that die (`stories`).
 
+use std::time::SystemTime;
+
 use anyhow::{Context, Result, anyhow, ensure};
 use dunlin_api::EventKind;
 
@@ -12,7 +14,7 @@ use super::stories::{await_alone, under_counted_load};
 use super::{ACKNOWLEDGED, MAC, NAME, PATIENCE, whole};
 use crate::client::Counter;
 use crate::cluster::Cluster;
-use crate::scenario::campaign::speaker::{OneSpeaker, take_overs};
+use crate::scenario::campaign::speaker::{OneSpeaker, Queue, take_overs};
 use crate::testbed::Capture;
 
 /// It comes back with frames in its queues, a term that has passed, and a copy that nobody needs.
@@ -20,10 +22,11 @@ pub(super) fn primary_stands_still(cluster: &mut Cluster<'_>) -> Result<()> {
     under_counted_load(cluster, |cluster, primary, _, counter| {
         replaced(cluster, primary, counter, &mut |cluster, is_away| {
             if is_away {
-                return cluster.freeze(primary);
+                return cluster.freeze(primary).map(|()| None);
             }
+            let queue = Queue::of_a_standstill(primary, SystemTime::now());
             cluster.thaw(primary);
-            Ok(())
+            Ok(Some(queue))
         })
     })
 }
@@ -31,9 +34,12 @@ pub(super) fn primary_stands_still(cluster: &mut Cluster<'_>) -> Result<()> {
 /// Both ends see the carrier go.
 pub(super) fn primary_is_cut_off(cluster: &mut Cluster<'_>) -> Result<()> {
     under_counted_load(cluster, |cluster, primary, _, counter| {
-        replaced(cluster, primary, counter, &mut |cluster, is_away| match is_away {
-            true => cluster.testbed().cut_link(primary),
-            false => cluster.testbed().restore_link(primary),
+        replaced(cluster, primary, counter, &mut |cluster, is_away| {
+            match is_away {
+                true => cluster.testbed().cut_link(primary)?,
+                false => cluster.testbed().restore_link(primary)?,
+            }
+            Ok(None)
         })
     })
 }
@@ -43,11 +49,12 @@ pub(super) fn primary_is_mute(cluster: &mut Cluster<'_>) -> Result<()> {
     under_counted_load(cluster, |cluster, primary, _, counter| {
         replaced(cluster, primary, counter, &mut |cluster, is_away| {
             if !is_away {
-                return cluster.testbed().heal();
+                return cluster.testbed().heal().map(|()| None);
             }
             let nodes = cluster.testbed().nodes().map(|node| node.name());
             let others: Vec<&str> = nodes.filter(|node| *node != primary).collect();
-            cluster.testbed().lose(&[(&[primary], &others)])
+            cluster.testbed().lose(&[(&[primary], &others)])?;
+            Ok(None)
         })
     })
 }
@@ -65,12 +72,12 @@ pub(super) fn backup_stands_still(cluster: &mut Cluster<'_>) -> Result<()> {
     })
 }
 
-/// The primary is `away` until the other host has served for a while.
+/// The primary is `away` until the other host has served for a while. It tells what may have held a frame meanwhile.
 fn replaced(
     cluster: &mut Cluster<'_>,
     primary: &str,
     counter: &Counter,
-    away: &mut dyn FnMut(&mut Cluster<'_>, bool) -> Result<()>,
+    away: &mut dyn FnMut(&mut Cluster<'_>, bool) -> Result<Option<Queue>>,
 ) -> Result<()> {
     let capture = Capture::start(cluster.testbed(), MAC)?;
     let mut one_speaker = OneSpeaker::default();
@@ -80,19 +87,23 @@ fn replaced(
         heard.spoken.iter().any(|turn| turn.host == primary),
         "nobody was heard at the switch"
     );
-    let judge = |judge: &mut OneSpeaker, cluster: &Cluster<'_>| {
+    let judge = |judge: &mut OneSpeaker, cluster: &Cluster<'_>, queues: &[Queue]| {
         judge
-            .judge(&capture.heard().spoken, &take_overs(cluster)?, &[])
+            .judge(&capture.heard().spoken, &take_overs(cluster)?, queues)
             .map_err(|why| anyhow!(why))
     };
-    judge(&mut one_speaker, cluster)?;
-    whole(cluster)?;
+    judge(&mut one_speaker, cluster, &[])?;
+    let (serves, _) = whole(cluster)?;
+    ensure!(
+        serves == primary,
+        "host {serves} serves meanwhile, and not {primary}"
+    );
     away(cluster, true)?;
     cluster.await_take_over(NAME, primary, PATIENCE)?;
     counter
         .await_more(ACKNOWLEDGED, PATIENCE)
         .context("no answers while it is away")?;
-    away(cluster, false)?;
+    let queue = away(cluster, false)?;
     await_ended(cluster, primary)?;
     cluster
         .await_protected(NAME, PATIENCE)
@@ -100,7 +111,7 @@ fn replaced(
     counter
         .await_more(ACKNOWLEDGED, PATIENCE)
         .context("no answers after it came back")?;
-    judge(&mut one_speaker, cluster)?;
+    judge(&mut one_speaker, cluster, queue.as_slice())?;
     let heard = capture.finish()?;
     ensure!(heard.missed == 0, "{} frames were not seen", heard.missed);
     Ok(())

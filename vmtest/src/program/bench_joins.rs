@@ -201,8 +201,7 @@ fn joins(
     };
     for _ in 0..times {
         clients.await_more(BETWEEN)?;
-        let (old, _) = cluster.await_protected(NAME, PATIENCE)?;
-        cluster.dunlin(&old, &["switchover", NAME])?;
+        let (old, _) = cluster.switch_over(NAME, PATIENCE)?;
         (primary, _) = cluster.await_take_over(NAME, &old, PATIENCE)?;
         let join = tell(joined(cluster, &primary, &old, 0)?, "a switchover");
         say(&join.line());

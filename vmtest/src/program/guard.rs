@@ -56,9 +56,7 @@ fn play_joins(cluster: &mut Cluster<'_>, times: usize) -> Result<String> {
     let mut first = None;
     for number in 1..=times {
         counter.await_more(ACKNOWLEDGED / 5, PATIENCE)?;
-        // It is refused while there is no second copy.
-        let (old, _) = whole(cluster)?;
-        cluster.dunlin(&old, &["switchover", NAME])?;
+        let (old, _) = cluster.switch_over(NAME, PATIENCE)?;
         let (primary, _) = cluster
             .await_take_over(NAME, &old, PATIENCE)
             .with_context(|| format!("switchover {number}"))?;

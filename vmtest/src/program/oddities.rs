@@ -149,12 +149,12 @@ pub(super) fn reads_the_tsc(cluster: &mut Cluster<'_>) -> Result<()> {
     up(cluster, &Plan::odd("threads", &[])?)?;
     let counter = count(cluster)?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
-    let (primary, _) = whole(cluster)?;
+    whole(cluster)?;
     let answer = ask(cluster, &["TSC"], PATIENCE)?;
     ensure!(matches!(answer, Some(Answer::Integer(_))), "{answer:?}");
-    told(
+    let primary = told_by_either(
         cluster,
-        &primary,
+        PATIENCE,
         &[
             "has said something else",
             "'dunlin program check' shows what differs",
@@ -188,14 +188,16 @@ pub(super) fn reads_the_tsc(cluster: &mut Cluster<'_>) -> Result<()> {
     for number in 2.. {
         cluster.await_protected(NAME, PATIENCE).context("another copy")?;
         ask(cluster, &["TSC"], PATIENCE)?;
-        if mismatches(cluster, &primary)? >= MANY {
+        let many = |host: &&str| mismatches(cluster, host).is_ok_and(|times| times >= MANY);
+        if COPIES.iter().any(many) {
             break;
         }
-        ensure!(number < 2 * MANY, "after {number} answers few copies were lost");
+        // After an election by chance both hosts may have lost some.
+        ensure!(number < 4 * MANY, "after {number} answers few copies were lost");
     }
-    told(
+    told_by_either(
         cluster,
-        &primary,
+        PATIENCE,
         &[
             "of the last 3 second copies within 10 minutes ",
             " have said something else and ",
@@ -524,9 +526,9 @@ pub(super) fn a_new_copy_is_limited(cluster: &mut Cluster<'_>) -> Result<()> {
     await_alone(cluster, &primary)?;
     cluster.start_host(&backup)?;
     cluster.await_protected(NAME, PATIENCE)?;
-    cluster.dunlin(&primary, &["switchover", NAME])?;
-    cluster.await_take_over(NAME, &primary, PATIENCE)?;
+    let (old, _) = cluster.switch_over(NAME, PATIENCE)?;
+    let (serves, _) = cluster.await_take_over(NAME, &old, PATIENCE)?;
     ask(cluster, &["EAT", "512"], Duration::from_secs(5))?;
-    told(cluster, &backup, &[&format!("memory_mib = {MEMORY_MIB}")])?;
+    told(cluster, &serves, &[&format!("memory_mib = {MEMORY_MIB}")])?;
     down(cluster, "b")
 }

@@ -5,7 +5,7 @@
 //! * **Flow:** [`super::server`] is told to end in a while, so that no input is to blame -> both copies end -> status and events.
 //! * **Not here:** the rest between two beginnings (a test of the node's), programs whose hosts die (`stories`).
 
-use dunlin_api::{EventKind, Role, State};
+use dunlin_api::{EventKind, HostStatus, Role, State};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -64,8 +64,8 @@ fn ends(cluster: &Cluster<'_>, policy: &str, how: [&'static str; 2], words: &str
         .context("a second copy of it")?;
     // It is a new one, and survives its host.
     ensure!(ask(cluster, &["INCR", "before"], PATIENCE)? == Some(Answer::Integer(1)));
-    cluster.dunlin(&host, &["switchover", NAME])?;
-    cluster.await_take_over(NAME, &host, PATIENCE)?;
+    let (old, _) = cluster.switch_over(NAME, PATIENCE)?;
+    cluster.await_take_over(NAME, &old, PATIENCE)?;
     ensure!(ask(cluster, &["INCR", "before"], PATIENCE)? == Some(Answer::Integer(2)));
     down(cluster, "c")
 }
@@ -105,19 +105,20 @@ fn rests(cluster: &Cluster<'_>, begun_before: usize) -> Result<bool> {
 
 /// The host on which that was.
 fn is_begun_again(cluster: &Cluster<'_>) -> Result<String> {
-    let host = cluster.await_status("the program is begun again", PATIENCE, |hosts| {
+    let host = cluster.await_status("the program is begun again, and serves", PATIENCE, |hosts| {
         let has = |host: &str| {
             let events = events(cluster, host).unwrap_or_default();
             events.iter().any(|event| event.kind == EventKind::BegunAgain)
         };
-        let hosts = hosts.iter().map(|host| host.host.clone());
-        hosts.into_iter().find(|host| host != "c" && has(host))
+        let serves = |host: &&HostStatus| {
+            let vm = host.vm(NAME);
+            vm.is_some_and(|vm| vm.role == Role::Primary && matches!(vm.state, State::Alone | State::Running))
+        };
+        let mut serving = hosts.iter().filter(serves).map(|host| host.host.clone());
+        serving.find(|host| has(host))
     })?;
-    cluster.await_status("it serves", PATIENCE, |hosts| {
-        let vm = hosts.iter().find(|known| known.host == host)?.vm(NAME)?;
-        (vm.role == Role::Primary && matches!(vm.state, State::Alone | State::Running)).then_some(())
-    })?;
-    ensure!(figure(cluster, &host, |program| program.begun_again)? == 1);
+    // An office that is lost in the moment of the beginning has it begun twice.
+    ensure!(figure(cluster, &host, |program| program.begun_again)? >= 1);
     Ok(host)
 }
 

@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 
 use super::holds::Holds;
 use super::{
-    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, batch, count, data, down, guard, moves, oddities,
-    path, restart, root, time, up, whole,
+    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, all_take_part, away, batch, count, data, down, guard,
+    moves, oddities, path, restart, root, time, up, whole,
 };
 use crate::client::{Connection, Counter};
 use crate::cluster::{Cluster, in_a_testbed};
@@ -218,8 +218,13 @@ fn daemon_dies(cluster: &mut Cluster<'_>) -> Result<()> {
     under_load(cluster, |cluster, primary, _| {
         cluster.kill_daemon(primary)?;
         cluster.await_take_over(NAME, primary, PATIENCE)?;
-        let left = cluster.testbed().node(primary).pids();
-        ensure!(left.is_empty(), "host {primary}: processes {left:?}");
+        // A process that is being killed is still listed for a moment.
+        let (host, until) = (cluster.testbed().node(primary), Instant::now() + SOON);
+        while !host.pids().is_empty() {
+            let late = Instant::now() > until;
+            ensure!(!late, "host {primary}: processes {:?}", host.pids());
+            std::thread::sleep(Duration::from_millis(5));
+        }
         Ok(())
     })
 }
@@ -237,12 +242,7 @@ fn witness_dies(cluster: &mut Cluster<'_>) -> Result<()> {
         let (primary, _) = cluster.await_protected(NAME, PATIENCE)?;
         cluster.start_host("c")?;
         cluster.await_status("the witness takes part", PATIENCE, |hosts| {
-            let host = hosts.iter().find(|host| host.host == primary)?;
-            host.vm(NAME)?
-                .peers
-                .iter()
-                .all(|peer| peer.connected)
-                .then_some(())
+            all_take_part(hosts, &primary).then_some(())
         })?;
         let (primary, _) = whole(cluster)?;
         cluster.kill_host(&primary)?;
@@ -251,9 +251,9 @@ fn witness_dies(cluster: &mut Cluster<'_>) -> Result<()> {
 }
 
 fn hands_over(cluster: &mut Cluster<'_>) -> Result<()> {
-    under_load(cluster, |cluster, primary, _| {
-        cluster.dunlin(primary, &["switchover", NAME])?;
-        cluster.await_take_over(NAME, primary, PATIENCE).map(drop)
+    under_load(cluster, |cluster, _, _| {
+        let (old, _) = cluster.switch_over(NAME, PATIENCE)?;
+        cluster.await_take_over(NAME, &old, PATIENCE).map(drop)
     })
 }
 

@@ -309,6 +309,7 @@ impl ProgramLoop {
         self.backup.expected = None;
         self.own.backlog = Backlog::default();
         self.backup.session = None;
+        self.backup.ended = None;
         self.backup.ready = false;
         self.net.output = self.new_output(Voice::Shut, ONLY_EPOCH);
     }

@@ -47,7 +47,7 @@ const LOOK_AGAIN_US: (u64, u64) = (20, 500);
 const QUIET_US: u64 = 60_000_000;
 
 /// Why the primary drops a backup.
-const MISSED: &str =
+pub(super) const MISSED: &str =
     "its copy has missed inputs that nobody sends again: more waited for it than its host keeps";
 
 /// Whether nobody sends it again where it is lost.

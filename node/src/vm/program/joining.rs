@@ -49,6 +49,8 @@ const WITH_DATA_US: u64 = 12 * 3600 * 1_000_000;
 const BROUGHT_US: u64 = 10_000_000;
 /// The group has agreed by then, or will not.
 const AGREED_US: u64 = 3_000_000;
+/// What ends both copies ends the second one so much later at most, but on a host that stands still. What the program says waits for that.
+const ENDS_ALIKE_US: u64 = 200_000;
 
 impl ProgramLoop {
     /// Brings in a second copy where there is none, and gets on with that.
@@ -302,7 +304,7 @@ impl ProgramLoop {
         Some(JoinProblem {
             passes: why.ends_with(NOT_YET),
             why: format!("it has no second copy: {why}"),
-            times: u32::MAX,
+            times: self.backup.tries.in_a_row,
         })
     }
 
@@ -322,7 +324,10 @@ impl ProgramLoop {
     fn join_fails_before_it_began(&mut self, why: &str) {
         let now_us = self.now_us();
         self.backup.tries.failures += 1;
+        self.backup.tries.in_a_row += u32::from(!why.ends_with(NOT_YET));
         self.backup.tries.at_us = now_us + rest_us(self.backup.tries.failures);
+        // Who waits for a start is told each time.
+        self.shown.told.set(true);
         // Once for each reason: it is tried again and again.
         if self.backup.tries.is_news(why) {
             let host = self.other().map_or("?", |other| self.config.host_name(other));
@@ -346,9 +351,23 @@ impl ProgramLoop {
 }
 
 impl Backup {
+    /// Its copy has ended. What has ended it may end the copy here in a moment, and then neither is to be dropped: a host that alone was
+    /// complete would begin the program again when its daemon is started anew.
+    pub(super) fn has_ended(&mut self, now_us: u64, why: String) {
+        self.ended = Some((now_us + ENDS_ALIKE_US, why));
+    }
+
+    /// Whether it is left to the copy here to end as well.
+    pub(super) fn may_end_alike(&self, now_us: u64) -> bool {
+        self.ended
+            .as_ref()
+            .is_some_and(|(until_us, _)| now_us < *until_us)
+    }
+
     /// It is lost.
     pub(super) fn give_up(&mut self) {
         self.session = None;
+        self.ended = None;
         if self.join.take().is_some() {
             // Lost before the group had agreed on taking it in: it is one of those that are dropped again and again, too.
             self.tries.failures += 1;
@@ -357,6 +376,7 @@ impl Backup {
 
     /// There is none from now on: the next one is tried when the program has been left alone for a while.
     fn rests(&mut self, now_us: u64) {
+        self.ended = None;
         let stood = self.tries.stands_since_us.take();
         if stood.is_some_and(|since_us| now_us - since_us > STOOD_US) {
             self.tries.failures = 0;
@@ -412,6 +432,22 @@ mod tests {
             assert_eq!(backup.tries.at_us - now_us, pause_us);
             now_us = backup.tries.at_us;
         }
+    }
+
+    /// Both copies have ended by one input: the primary's a moment later.
+    #[test]
+    fn a_copy_that_has_ended_is_dropped_when_the_one_here_has_had_its_time_to_end_as_well() {
+        let mut backup = Backup::default();
+        assert!(!backup.may_end_alike(0) && backup.ended.is_none());
+        backup.has_ended(7, "exit code 0".to_owned());
+        assert!(backup.may_end_alike(7 + ENDS_ALIKE_US - 1));
+        assert!(!backup.may_end_alike(7 + ENDS_ALIKE_US));
+        assert!(
+            backup.ended.is_some(),
+            "it is lost then, and by what it has said of itself"
+        );
+        backup.give_up();
+        assert!(backup.ended.is_none(), "the next one has not ended");
     }
 
     #[test]

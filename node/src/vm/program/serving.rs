@@ -5,6 +5,7 @@
 //!
 //! Not here: the copy itself (`copies`), frames (`frames`).
 
+use super::frames::MISSED;
 use super::state::{ProgramLoop, Role, Session, TakeOver};
 use super::unmatched::Mismatch;
 use crate::vm::connect::{ConnectError, open};
@@ -270,11 +271,15 @@ impl ProgramLoop {
         let Some(session) = self.backup.session.take_if(|session| session.id == id) else {
             return;
         };
-        if self.role == Role::Primary {
-            let why = session.link.last_words();
-            self.backup_is_lost(
-                &why.unwrap_or_else(|| "the stream of its copy's words has ended".to_owned()),
-            );
+        if self.role != Role::Primary {
+            return;
+        }
+        match session.link.last_words() {
+            Some(why) if why != MISSED => self.backup.has_ended(self.now_us(), why),
+            why => self.backup_is_lost(
+                why.as_deref()
+                    .unwrap_or("the stream of its copy's words has ended"),
+            ),
         }
     }
 
@@ -284,6 +289,12 @@ impl ProgramLoop {
             return;
         }
         let now_us = self.now_us();
+        if self.backup.may_end_alike(now_us) {
+            return;
+        }
+        if let Some((_, why)) = self.backup.ended.take() {
+            return self.backup_is_lost(&why);
+        }
         let other = self.other();
         let heard_us = self
             .group
@@ -371,6 +382,7 @@ impl ProgramLoop {
         let serves = self.role == Role::Primary && self.agreement.leads() && self.net.door.is_some();
         let is_backed = self.net.output.voice() == Voice::Protected
             && self.backup.ready
+            && self.backup.ended.is_none()
             && self.backup.dropping.is_none()
             && self.backup.join.is_none();
         match self.other() {

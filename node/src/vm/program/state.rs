@@ -181,6 +181,8 @@ pub struct Backup {
     /// Primary: its copy listens.
     pub(super) ready: bool,
     pub(super) session: Option<Session>,
+    /// Primary: its copy has ended, and why; until when the one here may end as well.
+    pub(super) ended: Option<(u64, String)>,
     /// The group was asked to drop it, in that term.
     pub(super) dropping: Option<Term>,
     /// Primary: a second copy is brought in.
@@ -290,7 +292,10 @@ pub(super) struct Join {
 pub(super) struct Tries {
     pub(super) at_us: u64,
     pub(super) failures: u32,
+    /// Why the last one failed, or is not tried.
     pub(super) why: Option<String>,
+    /// How often in a row one was tried and failed.
+    pub(super) in_a_row: u32,
     /// Why the next one is to have all of its memory taken while it stands still.
     pub(super) whole: Option<String>,
     /// The last one was to.

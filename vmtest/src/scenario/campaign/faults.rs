@@ -45,7 +45,7 @@ impl Stage<'_, '_> {
             Kind::Pause => {
                 self.cluster.freeze(&host)?;
                 let served = self.last(lasts);
-                self.cluster.thaw(&host);
+                self.goes_on(&host);
                 served?;
                 format!("stands still for {seconds:.1} s")
             }
@@ -53,7 +53,7 @@ impl Stage<'_, '_> {
                 for _ in 0..STUTTERS {
                     self.cluster.freeze(&host)?;
                     std::thread::sleep(lasts);
-                    self.cluster.thaw(&host);
+                    self.goes_on(&host);
                     self.loads.await_answers(1, PATIENCE)?;
                 }
                 format!("stands still {STUTTERS} times for {} ms", fault.for_ms)
@@ -71,6 +71,7 @@ impl Stage<'_, '_> {
                     from,
                     until: SystemTime::now(),
                     holds,
+                    frames: u64::MAX,
                 });
                 served?;
                 format!("its cable carries {kbit} kbit/s, {queue_ms} ms of queue, for {seconds:.1} s")
@@ -118,6 +119,11 @@ impl Stage<'_, '_> {
                 .context("while the fault lasts")?;
         }
         Ok(())
+    }
+
+    fn goes_on(&mut self, host: &str) {
+        self.queues.push(Queue::of_a_standstill(host, SystemTime::now()));
+        self.cluster.thaw(host);
     }
 
     /// A host's daemon is gone. Whoever is left serves; then it comes back.

@@ -6,6 +6,9 @@
 //! What waits in a slow cable's queue was spoken when it came into it. So frames of the old speaker are not held against it when they
 //! come out of such a queue, no later after the new one's first than the queue can hold them. No host can call them back, and the new
 //! speaker announces itself again when it sees them.
+//!
+//! The same holds for one frame of a host that stood still: nothing but the kernel stands between its last look whether it may speak and its
+//! write, and it may have been stopped just there.
 
 use dunlin_api::EventKind;
 use std::collections::BTreeMap;
@@ -16,10 +19,10 @@ use anyhow::Result;
 use crate::cluster::Cluster;
 use crate::testbed::Spoken;
 
-/// A cable that was slow for a while. What it still held at the end was lost.
+/// What held frames that were spoken: a cable that was slow for a while, and lost at the end what it still held; or a host that stood still in a write.
 #[derive(Clone, Debug)]
 pub struct Queue {
-    /// Whose cable.
+    /// Whose frames.
     pub host: String,
     /// Since when.
     pub from: SystemTime,
@@ -27,12 +30,26 @@ pub struct Queue {
     pub until: SystemTime,
     /// The longest that it holds a frame.
     pub holds: Duration,
+    /// How many come out of it in one turn at most.
+    pub frames: u64,
 }
 
 impl Queue {
+    /// Of a host that goes on at that moment.
+    pub fn of_a_standstill(host: &str, goes_on: SystemTime) -> Self {
+        Self {
+            host: host.to_owned(),
+            from: goes_on,
+            until: goes_on + Duration::from_secs(1),
+            holds: Duration::MAX,
+            frames: 1,
+        }
+    }
+
     /// Whether what was said in that turn may have waited in this queue since before the next speaker's `first`.
     fn may_have_held(&self, turn: &Spoken, first: SystemTime) -> bool {
         turn.host == self.host
+            && turn.frames <= self.frames
             && turn.first >= self.from
             && turn.last <= self.until
             && turn
@@ -184,6 +201,7 @@ mod tests {
             from: at(100),
             until: at(900),
             holds: Duration::from_millis(300),
+            frames: u64::MAX,
         }]
     }
 
@@ -224,6 +242,26 @@ mod tests {
                 .judge(&other, &told(&[("b", 1)]), &slow())
                 .is_err()
         );
+    }
+
+    #[test]
+    fn a_host_that_stood_still_in_a_write_says_one_frame_and_no_more() {
+        let goes_on = SystemTime::UNIX_EPOCH + Duration::from_millis(3_000);
+        let stood = [Queue::of_a_standstill("a", goes_on)];
+        let judge = |first, last, frames| {
+            let mut heard = timed(&[
+                ("a", 0, 100),
+                ("b", 300, 3_000),
+                ("a", first, last),
+                ("b", last, 9_000),
+            ]);
+            heard[2].frames = frames;
+            OneSpeaker::default().judge(&heard, &told(&[("b", 1)]), &stood)
+        };
+        judge(3_001, 3_001, 1).unwrap();
+        for (first, last, frames) in [(3_001, 3_002, 2), (2_999, 2_999, 1), (4_001, 4_001, 1)] {
+            assert!(judge(first, last, frames).is_err(), "{first} {last} {frames}");
+        }
     }
 
     #[test]
