@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use dunlin_vmtest::cluster::{Cluster, in_a_testbed};
@@ -47,10 +47,13 @@ fn file(cluster: &Cluster<'_>, host: &str, name: &str) -> Result<String> {
 }
 
 fn all_reach_all(cluster: &Cluster<'_>) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(30);
     for asked in HOSTS {
         for host in HOSTS {
-            let problem = cluster.problem(asked, host)?;
-            ensure!(problem.is_none(), "{asked} to {host}: {problem:?}");
+            // One that is late is said not to answer.
+            while let Some(problem) = cluster.problem(asked, host)? {
+                ensure!(Instant::now() < deadline, "{asked} to {host}: {problem}");
+            }
         }
     }
     Ok(())
@@ -190,10 +193,9 @@ fn all_keys_and_the_authority_are_exchanged_under_load_and_the_old_keys_are_refu
 
         cluster.kill_host("b")?;
         let thief = Thief::start(cluster, "b", &stolen)?;
-        let why = cluster
-            .problem("a", "b")?
+        cluster
+            .refuses("a", "b", "not accepted")
             .context("who has the oldest keys is believed")?;
-        ensure!(why.contains("not accepted") && !why.contains('\n'), "{why}");
         drop(thief);
         Ok(())
     })

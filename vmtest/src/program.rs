@@ -24,7 +24,7 @@ pub mod services;
 mod stories;
 mod time;
 
-use dunlin_api::{EventKind, HostStatus, ProgramStatus};
+use dunlin_api::{EventKind, ProgramStatus};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -317,16 +317,6 @@ fn up(cluster: &Cluster<'_>, plan: &Plan) -> Result<(String, String)> {
 fn whole(cluster: &Cluster<'_>) -> Result<(String, String)> {
     let both = cluster.await_protected(NAME, PATIENCE);
     both.context("both copies, before a host dies")
-}
-
-/// Whether the primary hears everybody, and the witness may vote: it has the log again, which is in memory alone where nothing else was asked for.
-fn all_take_part(hosts: &[HostStatus], primary: &str) -> bool {
-    let of = |name: &str| hosts.iter().find(|host| host.host == name)?.vm(NAME);
-    let (Some(serves), Some(witness)) = (of(primary), of("c")) else {
-        return false;
-    };
-    let is_heard = serves.peers.iter().all(|peer| peer.connected);
-    is_heard && witness.leader.is_some() && witness.applied >= serves.committed
 }
 
 fn path(path: &Path) -> Result<&str> {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 )
@@ -31,19 +32,37 @@ func OnLoopback(t testing.TB) *Hosts {
 	return newHosts(t, nil, names, addresses)
 }
 
+// Ports above those that services are known by, and below those that Linux gives to connections.
+const first, end, tries = 10_000, 32_000, 100
+
 // tried is how many ports this process has tried to listen at.
 var tried atomic.Uint32
+
+// held keeps the other test programs out of this one's window.
+var held net.Listener
+
+// window is the first of a hundred ports that this process has to itself. It takes one after the other: whoever is told of a free port need not listen there
+// yet when the next one asks. A socket of a name that ends with the process says whose they are.
+var window = sync.OnceValue(func() int {
+	const windows = (end - first) / tries
+	at := os.Getpid() % windows
+	for number := 0; number < windows; number++ {
+		mine := (at + number) % windows
+		listener, err := net.Listen("unix", fmt.Sprintf("@dunlin-test-ports-%d", mine))
+		if err == nil {
+			held, at = listener, mine
+			break
+		}
+	}
+	return first + at*tries
+})
 
 // FreeAddresses are those of this machine, all different, at which nobody listens now, for processes that are to listen there. They are not of the ports
 // that the kernel chooses: any connection of this machine might have such a port before the process does.
 func FreeAddresses(count int) ([]string, error) {
-	// Above those that services are known by, below those that Linux gives to connections.
-	const first, end, tries = 10_000, 32_000, 100
-	// Each test program has a hundred of its own, and takes one after the other: whoever is told of a free port need not listen there yet when the next one asks.
-	window := first + os.Getpid()%((end-first)/tries)*tries
 	var free []string
 	for try := 0; try < tries && len(free) < count; try++ {
-		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", window+int(tried.Add(1)%tries)))
+		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", window()+int(tried.Add(1)%tries)))
 		if err != nil {
 			continue
 		}

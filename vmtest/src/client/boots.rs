@@ -14,8 +14,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-/// One try to connect while the guest boots: the longer one would wait, the rarer a lost SYN is sent again.
-const TRY: Duration = Duration::from_secs(1);
+/// The first try to connect while the guest boots, and the longest one: the longer one would wait, the rarer a lost SYN is sent again; and a guest that has
+/// just booted, and whose answers wait for syncs, may be slow.
+const TRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(8));
 /// Between two tries: nothing tells a client when to try.
 pub const TRY_AGAIN: Duration = Duration::from_millis(20);
 
@@ -99,11 +100,12 @@ impl Boots {
     /// `open`'s, when no boot excuses it or the time is up.
     pub fn connect<T>(&self, give_up: Duration, open: impl Fn(Duration) -> io::Result<T>) -> io::Result<T> {
         let begun = Instant::now();
+        let mut longest = TRY.0;
         loop {
             let left = give_up.saturating_sub(begun.elapsed());
             let boots = self.excuse(Instant::now());
             let error = match open(if boots {
-                left.clamp(TRY_AGAIN, TRY)
+                left.clamp(TRY_AGAIN, longest)
             } else {
                 left.max(TRY_AGAIN)
             }) {
@@ -113,6 +115,7 @@ impl Boots {
             if !self.excuse(begun) || begun.elapsed() >= give_up {
                 return Err(error);
             }
+            longest = (longest * 2).min(TRY.1);
             std::thread::sleep(TRY_AGAIN);
         }
     }

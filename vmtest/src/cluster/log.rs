@@ -44,11 +44,19 @@ impl Cluster<'_> {
     }
 }
 
-fn kind_of(line: &str) -> Option<&str> {
-    line.split_once(" kind=\"")?
-        .1
-        .split_once('"')
-        .map(|(kind, _)| kind)
+pub(super) fn kind_of(line: &str) -> Option<&str> {
+    field_of(line, "kind")
+}
+
+/// Of which VM an event tells.
+pub(super) fn vm_of(line: &str) -> Option<&str> {
+    field_of(line, "vm")
+}
+
+/// What a person has named may stand before it: fields are at the end.
+fn field_of<'line>(line: &'line str, name: &str) -> Option<&'line str> {
+    let value = line.rsplit_once(&format!(" {name}=\""))?.1;
+    value.split_once('"').map(|(value, _)| value)
 }
 
 /// The event that ends `line`: what the daemon prints goes to the same file, and the end of its line may come behind an event.

@@ -15,6 +15,7 @@ mod metrics;
 mod plan;
 mod remains;
 mod switchover;
+mod whole;
 
 use dunlin_api::Role;
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,6 +40,7 @@ pub use events::Events;
 pub use log::Logged;
 pub use metrics::scrape;
 pub use plan::VmPlan;
+pub use whole::{all_take_part, both_copies};
 
 /// Where the daemons listen for each other.
 const PORT: u16 = 7700;
@@ -505,15 +507,8 @@ impl<'testbed> Cluster<'testbed> {
 
     /// Waits until a primary runs the VM with a backup that can take over. Returns the two hosts' names.
     pub fn await_protected(&self, vm: &str, at_most: Duration) -> Result<(String, String)> {
-        self.await_status(&format!("VM {vm} protected"), at_most, |hosts| {
-            let with_role = |role: &str| {
-                hosts
-                    .iter()
-                    .find(|host| host.vm(vm).is_some_and(|vm| vm.role.as_str() == role))
-            };
-            let primary = with_role("primary").filter(|host| host.vm(vm).is_some_and(|vm| vm.protected))?;
-            Some((primary.host.clone(), with_role("backup")?.host.clone()))
-        })
+        let what = format!("VM {vm} protected");
+        self.await_status(&what, at_most, |hosts| both_copies(hosts, vm))
     }
 
     /// Waits until a host other than `old` is the VM's primary.

@@ -70,6 +70,17 @@ impl Cluster<'_> {
         }
         let mut machines = Vec::new();
         for host in self.statuses() {
+            for vm in &host.vms {
+                let _ = writeln!(
+                    words,
+                    "{}: {} is {}, {:?}; {}",
+                    host.host,
+                    vm.name,
+                    vm.role.as_str(),
+                    vm.state,
+                    vm.why
+                );
+            }
             let pids = host.vms.iter().filter_map(|vm| vm.qemu_pid.map(u64::from));
             machines.extend(pids.map(|pid| (host.host.clone(), pid, threads(pid))));
         }

@@ -10,17 +10,47 @@ use super::Cluster;
 /// so, and says it again: so often.
 const TIMES: usize = 3;
 /// What is said then, of a VM and of a program.
-const STAYS: [&str; 7] = [
+const STAYS: [&str; 8] = [
     "no complete backup",
     "no second copy to hand over to",
     "not handed over",
     "did not take the lead",
     "was elected itself",
+    "nobody leads",
     "does not serve the VM now",
     "does not serve the program",
 ];
 
+/// What is said where an order came in the moment of an election, or of a change that is not agreed yet, and nothing has changed.
+const AGAIN: [&str; 7] = [
+    "say it again",
+    "try again",
+    "nobody leads",
+    "leads the group no more",
+    "does not serve the",
+    "have just changed",
+    "is under way",
+];
+/// An order is said again so often, and some heartbeats later each time.
+const ORDERS: usize = 20;
+const BETWEEN: Duration = Duration::from_millis(200);
+
 impl Cluster<'_> {
+    /// An order on `host`, said again as a person would where it is refused for what passes.
+    ///
+    /// # Errors
+    /// With the command's own words, when it fails for another reason, or every time.
+    pub fn order(&self, host: &str, words: &[&str]) -> Result<String> {
+        for _ in 1..ORDERS {
+            match self.dunlin(host, words) {
+                Err(error) if AGAIN.iter().any(|again| format!("{error:#}").contains(again)) => {}
+                outcome => return outcome,
+            }
+            std::thread::sleep(BETWEEN);
+        }
+        self.dunlin(host, words)
+    }
+
     /// A VM that is protected goes to its backup. Returns who had it, and when it was ordered.
     ///
     /// # Errors

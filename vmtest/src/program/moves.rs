@@ -5,7 +5,7 @@
 //!   names that one -> the next death of the primary -> the old host has let go.
 //! * **Not here:** VMs that move ([`crate::scenario`]).
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use dunlin_api::{EventKind, HostStatus, Role};
@@ -68,7 +68,7 @@ pub(super) fn standby(cluster: &mut Cluster<'_>) -> Result<()> {
         &["--standby", "e"],
         "host 'e': CRIU is not on this host",
     )?;
-    moved(cluster, &primary, &["--standby", "d"])?;
+    cluster.order(&primary, &["move", NAME, "--standby", "d"])?;
     await_standby(cluster, &primary, "d")?;
     cluster.kill_host(&backup)?;
     await_backup(cluster, &primary, "d")?;
@@ -83,7 +83,7 @@ pub(super) fn standby(cluster: &mut Cluster<'_>) -> Result<()> {
     cluster.start_host(&primary)?;
     await_gone(cluster, &primary)?;
     cluster.await_protected(NAME, PATIENCE)?;
-    moved(cluster, "d", &["--no-standby"])?;
+    cluster.order("d", &["move", NAME, "--no-standby"])?;
     dies(cluster, "d", &counter)?;
     finish(cluster, counter, "c")
 }
@@ -162,7 +162,7 @@ pub(super) fn living_hosts(cluster: &mut Cluster<'_>) -> Result<()> {
     // Another machine: nothing that it was and knew is there.
     cluster.renew_host(&primary)?;
     cluster.start_host(&primary)?;
-    cluster.dunlin("e", &["replace", NAME, &primary])?;
+    cluster.order("e", &["replace", NAME, &primary])?;
     cluster.await_protected(NAME, PATIENCE)?;
     counter.await_more(ACKNOWLEDGED, PATIENCE)?;
     dies(cluster, "d", &counter)?;
@@ -236,7 +236,8 @@ fn of<'a>(hosts: &'a [HostStatus], host: &str) -> Option<&'a dunlin_api::VmStatu
 
 /// It ends when the program is protected.
 fn move_backup(cluster: &Cluster<'_>, said_on: &str, host: &str, more: &[&str]) -> Result<()> {
-    let told = moved(cluster, said_on, &[&["--backup", host], more].concat())?;
+    let words = [&["move", NAME, "--backup", host], more].concat();
+    let told = cluster.order(said_on, &words)?;
     ensure!(told.contains("is up and protected"), "{told}");
     // An old backup that lives may take itself for one for a moment, and on a busy machine an election may have come since.
     let what = format!("a copy of the program counts on host {host}");
@@ -247,28 +248,8 @@ fn move_backup(cluster: &Cluster<'_>, said_on: &str, host: &str, more: &[&str]) 
     })
 }
 
-/// Said again where a host was not heard in the moment of the order, and nothing has changed.
-fn moved(cluster: &Cluster<'_>, said_on: &str, to: &[&str]) -> Result<String> {
-    const TIMES: usize = 5;
-    const AGAIN: [&str; 2] = ["say it again", "try again"];
-    let words = [&["move", NAME], to].concat();
-    let mut told = String::new();
-    for _ in 0..TIMES {
-        match cluster.dunlin(said_on, &words) {
-            Ok(told) => return Ok(told),
-            Err(error) => told = format!("{error:#}"),
-        }
-        if !AGAIN.iter().any(|again| told.contains(again)) {
-            break;
-        }
-        // Some heartbeats later.
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    bail!("{told}")
-}
-
 fn move_witness(cluster: &Cluster<'_>, primary: &str, host: &str) -> Result<()> {
-    moved(cluster, primary, &["--witness", host])?;
+    cluster.order(primary, &["move", NAME, "--witness", host])?;
     cluster.await_status("the new witness takes part", PATIENCE, |hosts| {
         let mut peers = of(hosts, primary)?.peers.iter();
         peers

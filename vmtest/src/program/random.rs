@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::{CONNECTIONS, NAME, PATIENCE, Plan, all_take_part, count, down, up, whole};
+use super::{CONNECTIONS, NAME, PATIENCE, Plan, count, down, up, whole};
 use crate::client::Boots;
 use crate::client::registers::Registers;
-use crate::cluster::in_a_testbed;
+use crate::cluster::{all_take_part, in_a_testbed};
 use crate::demo::service;
 use crate::linear;
 use crate::random::Random;
@@ -60,7 +60,7 @@ pub fn run(binary: &Path, kills: u32, seed: u64, say: &mut dyn FnMut(&str)) -> R
             cluster.start_host(&victim)?;
             cluster.await_status(&format!("whole again after kill {number}"), PATIENCE, |hosts| {
                 let host = hosts.iter().find(|host| host.host == primary)?;
-                (host.vm(NAME)?.protected && all_take_part(hosts, &primary)).then_some(())
+                (host.vm(NAME)?.protected && all_take_part(hosts, NAME)).then_some(())
             })?;
             if number % 10 == 0 {
                 say(&format!("program-kills: {number} of {kills}"));

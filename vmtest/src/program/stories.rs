@@ -8,11 +8,11 @@ use nix::sys::signal::Signal;
 
 use super::holds::Holds;
 use super::{
-    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, all_take_part, away, batch, count, data, down, guard,
-    moves, oddities, path, restart, root, time, up, whole,
+    ACKNOWLEDGED, CONNECTIONS, NAME, PATIENCE, Plan, away, batch, count, data, down, guard, moves, oddities,
+    path, restart, root, time, up, whole,
 };
 use crate::client::{Connection, Counter};
-use crate::cluster::{Cluster, in_a_testbed};
+use crate::cluster::{Cluster, all_take_part, in_a_testbed};
 use crate::demo::service;
 use crate::testbed::TestbedSpec;
 
@@ -239,10 +239,10 @@ fn backup_dies(cluster: &mut Cluster<'_>) -> Result<()> {
 fn witness_dies(cluster: &mut Cluster<'_>) -> Result<()> {
     under_load(cluster, |cluster, _, _| {
         cluster.kill_host("c")?;
-        let (primary, _) = cluster.await_protected(NAME, PATIENCE)?;
+        cluster.await_protected(NAME, PATIENCE)?;
         cluster.start_host("c")?;
         cluster.await_status("the witness takes part", PATIENCE, |hosts| {
-            all_take_part(hosts, &primary).then_some(())
+            all_take_part(hosts, NAME).then_some(())
         })?;
         let (primary, _) = whole(cluster)?;
         cluster.kill_host(&primary)?;

@@ -6,8 +6,9 @@
 //!   effect says so; (3) an older disk boots only when a person has said that it is older.
 //! * **Not here:** the plain life of a VM (`life`), mistakes in files (`bad_input`).
 
-use dunlin_api::{Event, EventKind, Role, State};
+use dunlin_api::{EventKind, Role, State};
 use std::fs::{self, File};
+use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -125,7 +126,21 @@ fn off_by_itself(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
     Ok(())
 }
 
+/// It may be off before anybody hears `down`, who is then told that there is no such VM.
 fn switches_off(cluster: &Cluster<'_>, world: &World) -> Result<()> {
+    for _ in 1..TIMES {
+        if is_told_of_the_end(cluster, world)? {
+            return Ok(());
+        }
+    }
+    ensure!(
+        is_told_of_the_end(cluster, world)?,
+        "each time it was off before anybody heard 'down'"
+    );
+    Ok(())
+}
+
+fn is_told_of_the_end(cluster: &Cluster<'_>, world: &World) -> Result<bool> {
     let plan = VmPlan::redis("none");
     let file = plan.write(cluster.testbed(), &world.image)?;
     let client = cluster.testbed().node("client");
@@ -142,13 +157,17 @@ fn switches_off(cluster: &Cluster<'_>, world: &World) -> Result<()> {
         .map_err(|_| anyhow::anyhow!("a client thread panicked"))??
         .context("telling the guest to switch itself off")?;
     let output = down.wait_with_output()?;
+    let why = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(2) && why.contains("there is no VM") {
+        return gone(cluster).map(|()| false);
+    }
     ensure!(
         output.status.success(),
         "down of a guest that went off: {output:?}"
     );
     let took = begun.elapsed();
     ensure!(took < POLITE, "down waited {took:?} for a guest that was off");
-    gone(cluster)
+    gone(cluster).map(|()| true)
 }
 
 /// No card of it is ever brought up, so what the network sends to it stays where it is. `down --now` ends it all the same, and
@@ -270,6 +289,7 @@ fn hung_disk(
     let (primary, backup) = cluster.await_protected("redis", PATIENCE)?;
     let host = if role == "backup" { &backup } else { &primary };
     let took_over_before = take_overs(cluster, &backup)?;
+    let elections_before = elections(cluster, &backup)?;
     cluster.dunlin(host, &["inject", "redis", "hang=on"])?;
     // Redis writes it to its disk before it answers: the primary's takes it at once, the backup's with the next sync.
     let asked = ask_guest_within(
@@ -308,13 +328,17 @@ fn hung_disk(
     // The disk answers again.
     cluster.kill_host(host)?;
     cluster.start_host(host)?;
-    if is_newest {
+    let begun = cluster.output("a", &["up", file])?;
+    if begun.status.success() {
+        // A take-over that `down` has cut short may have made the backup's disk the newer one, and tells of nothing.
+        let is_cut_short = host == &primary && elections(cluster, &backup)? > elections_before;
+        ensure!(!is_newest || is_cut_short, "begun from an older disk: {begun:?}");
+    } else {
+        ensure!(is_newest, "the other host's disk is the newest: {begun:?}");
         // What it had written last could not be read when the VM ended: a person says that it counts.
         let unclear = ["not clear", "could not be read", &format!("--from {host}")];
-        failed(&cluster.output("a", &["up", file])?, 2, &unclear)?;
+        failed(&begun, 2, &unclear)?;
         cluster.dunlin("a", &["up", file, "--from", host])?;
-    } else {
-        cluster.dunlin("a", &["up", file])?;
     }
     cluster.await_protected("redis", PATIENCE)?;
     cluster.dunlin("a", &["down", "--now", "redis"])?;
@@ -323,9 +347,17 @@ fn hung_disk(
 
 /// How often that host has taken a VM over.
 fn take_overs(cluster: &Cluster<'_>, host: &str) -> Result<usize> {
+    count(cluster, host, &EventKind::TookOver)
+}
+
+/// How often that host was elected.
+fn elections(cluster: &Cluster<'_>, host: &str) -> Result<usize> {
+    count(cluster, host, &EventKind::Elected)
+}
+
+fn count(cluster: &Cluster<'_>, host: &str, kind: &EventKind) -> Result<usize> {
     let told = cluster.events(host)?;
-    let is_take_over = |event: &&Event| event.kind == EventKind::TookOver;
-    Ok(told.iter().filter(is_take_over).count())
+    Ok(told.iter().filter(|event| event.kind == *kind).count())
 }
 
 /// `up` says how far it is, and where the backup cannot join, why; the VM runs all the same, and is protected once that is mended.
@@ -349,6 +381,8 @@ fn progress_and_why_not(cluster: &mut Cluster<'_>, world: &World) -> Result<()> 
         gone(cluster)?;
     }
     protects_anew(cluster)?;
+    // Where it was served last the disks are the newest.
+    cluster.serve_on("redis", "a", PATIENCE)?;
     cluster.dunlin("a", &["down", "--now", "redis"])?;
     gone(cluster)?;
 
@@ -406,6 +440,12 @@ fn protects_anew(cluster: &mut Cluster<'_>) -> Result<()> {
     Ok(())
 }
 
+fn knows_of_one_alone(note: &Path) -> bool {
+    let text = fs::read(note).ok();
+    let note = text.and_then(|text| serde_json::from_slice::<dunlin_api::Note>(&text).ok());
+    note.is_some_and(|note| note.complete.count_ones() == 1)
+}
+
 /// The backup was dropped, the VM went on without it, then all hosts died. The witness knows that the backup's disk is old.
 fn stale_disk(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
     let plan = VmPlan {
@@ -420,6 +460,16 @@ fn stale_disk(cluster: &mut Cluster<'_>, world: &World) -> Result<()> {
         let vm = hosts.iter().find(|host| host.host == primary)?.vm("redis")?;
         (vm.state == State::Alone && !vm.protected).then_some(())
     })?;
+    // The witness knows it as soon as that is on its disk.
+    let note = cluster.state("c").join("vms/redis/complete.json");
+    let deadline = Instant::now() + PATIENCE;
+    while !knows_of_one_alone(&note) {
+        ensure!(
+            Instant::now() < deadline,
+            "the witness does not note who is complete"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
     for host in [primary.as_str(), "c"] {
         cluster.kill_host(host)?;
     }

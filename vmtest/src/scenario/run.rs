@@ -23,7 +23,7 @@ use nix::sys::signal::Signal;
 use super::secrets::Secrets;
 use super::{Action, Role, Scenario, Thawed};
 use crate::client::{Answer, Boots, Broadcasts, Connection, Counter, CounterReport, CounterSpec};
-use crate::cluster::{Cluster, HostStatus, VmPlan, await_service, in_a_testbed};
+use crate::cluster::{Cluster, HostStatus, VmPlan, all_take_part, await_service, in_a_testbed};
 use crate::demo::service;
 use crate::image::GuestImage;
 use crate::testbed::{CpuShare, Testbed, TestbedSpec};
@@ -216,16 +216,20 @@ impl Stage<'_, '_> {
         match action {
             Action::AwaitProtected => self.cluster.await_protected(&self.vm, PATIENCE).map(drop),
             Action::Answers => self.counter.await_more(100, PATIENCE),
-            Action::AwaitAnswers(count) => self.counter.await_more(*count, PATIENCE),
+            // Where all memory is compared a sync takes up to a second, and gives each client an answer.
+            Action::AwaitAnswers(count) => {
+                let at_most = PATIENCE.max(Duration::from_secs(*count));
+                self.counter.await_more(*count, at_most)
+            }
             Action::Flood => self.cluster.testbed().flood(self.cluster.hosts()),
             Action::HasOverheard => self.has_overheard(),
             Action::KillPrimary => {
-                let (primary, _) = self.protected()?;
                 if self.syncs.is_none() {
+                    let (primary, _) = self.protected()?;
                     let status = self.cluster.status(&primary)?;
                     self.syncs = status.vm(&self.vm).map(|vm| vm.sync.median.clone());
                 }
-                let at = self.cluster.kill_host(&primary)?;
+                let (primary, at) = self.cluster.kill_primary(&[&self.vm], None, PATIENCE)?;
                 self.dead.insert(primary.clone());
                 self.taken_over(&primary, at)
             }
@@ -301,7 +305,7 @@ impl Stage<'_, '_> {
                     self.cluster.renew_host(&host)?;
                     self.cluster.start_host(&host)?;
                     let primary = self.with_role("primary")?;
-                    self.cluster.dunlin(&primary, &["replace", &self.vm, &host])?;
+                    self.cluster.order(&primary, &["replace", &self.vm, &host])?;
                 }
                 Ok(())
             }
@@ -314,11 +318,7 @@ impl Stage<'_, '_> {
             Action::RestartHost(host) => self.restart(host),
             Action::AwaitAllLinked => {
                 let vm = self.vm.clone();
-                let all = |hosts: &[HostStatus]| {
-                    let primary = primary(hosts, &vm)?;
-                    let status = hosts.iter().find(|host| host.host == primary)?.vm(&vm)?;
-                    status.peers.iter().all(|peer| peer.connected).then_some(())
-                };
+                let all = |hosts: &[HostStatus]| all_take_part(hosts, &vm).then_some(());
                 self.cluster
                     .await_status("every host takes part", PATIENCE, all)
                     .map(drop)

@@ -77,7 +77,7 @@ fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration, loops: usi
     let mut peak = 0;
     cluster.await_protected(&plan.name, PATIENCE)?;
     let busy = Busy::start(loops);
-    let first = upload_calmly(cluster, &plan, at_least, &mut peak).context("into a protected VM")?;
+    let first = upload_calmly(cluster, &plan, true, at_least, &mut peak).context("into a protected VM")?;
     let (primary, backup) = cluster.await_protected(&plan.name, PATIENCE)?;
     let asked = reason(&cluster.status(&primary)?, &plan.name, |reasons| reasons.memory);
     ensure!(asked > 0, "no sync was made because the log was half full");
@@ -87,7 +87,8 @@ fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration, loops: usi
         vms.any(|vm| vm.role == Role::Primary && !vm.protected)
             .then_some(())
     })?;
-    let mut second = upload_calmly(cluster, &plan, at_least, &mut peak).context("into an unprotected VM")?;
+    let second = upload_calmly(cluster, &plan, false, at_least, &mut peak);
+    let mut second = second.context("into an unprotected VM")?;
     drop(busy);
     cluster.start_host(&backup)?;
     let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
@@ -110,9 +111,19 @@ fn play(cluster: &mut Cluster<'_>, world: &World, at_least: Duration, loops: usi
 }
 
 /// An upload during which nobody was elected.
-fn upload_calmly(cluster: &Cluster<'_>, plan: &VmPlan, at_least: Duration, peak: &mut u64) -> Result<Upload> {
+fn upload_calmly(
+    cluster: &Cluster<'_>,
+    plan: &VmPlan,
+    is_protected: bool,
+    at_least: Duration,
+    peak: &mut u64,
+) -> Result<Upload> {
     let mut elections = Vec::new();
     while elections.len() < UPLOADS {
+        // An election may have cost a backup that it had.
+        if is_protected {
+            cluster.await_protected(&plan.name, PATIENCE)?;
+        }
         let (upload, elected) = upload(cluster, plan, at_least, peak)?;
         if elected == 0 {
             return Ok(upload);

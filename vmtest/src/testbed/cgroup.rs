@@ -262,7 +262,8 @@ impl HostGroup {
         let file = dir.join("cgroup.freeze");
         fs::write(&file, "1")?;
         let freezer = Freezer { file };
-        self.await_event("frozen 1", Duration::from_secs(5))?;
+        // One that waits for a disk stops when that is done.
+        self.await_event("frozen 1", Duration::from_secs(30))?;
         Ok(freezer)
     }
 }

@@ -19,8 +19,8 @@ use nix::unistd::{Pid, setsid};
 use super::cgroup::{CpuShare, Freezer, HostGroup};
 use super::run_id::RunId;
 
-/// Processes that were sent SIGKILL are gone within this time, or something is very wrong.
-const DEATH: Duration = Duration::from_secs(10);
+/// Processes that were sent SIGKILL are gone within this time, or something is very wrong: one that waits for a disk is not before that is done.
+const DEATH: Duration = Duration::from_secs(60);
 
 /// A host or client.
 pub struct Node {

@@ -175,6 +175,7 @@ impl Driver<primary::Primary> for Worker {
             }
             Effect::Resume => {
                 let resumed = self.cont(self.left_for(Wait::VmResumes).max(LEAST_FOR_CONT));
+                self.unanswered = resumed.as_ref().is_err_and(is_unanswered);
                 resumed.map_err(|error| Broken::new("resuming the VM", error))?;
                 return Ok(Some(Answer::Resumed));
             }

@@ -23,16 +23,18 @@ const STUTTERS: u32 = 8;
 impl Stage<'_, '_> {
     /// Makes it, lets it last, mends it. What it was, for a person.
     pub(super) fn play(&mut self, fault: &Fault) -> Result<String> {
-        let host = self.host_of(fault.role)?;
+        let mut host = self.host_of(fault.role)?;
         let lasts = Duration::from_millis(fault.for_ms);
         let role = fault.role.name();
         let seconds = lasts.as_secs_f64();
         let what = match fault.kind {
             Kind::Kill | Kind::KillDaemon => {
-                if fault.kind == Kind::Kill {
-                    self.cluster.kill_host(&host)?;
-                } else {
+                if fault.kind == Kind::KillDaemon {
                     self.cluster.kill_daemon(&host)?;
+                } else if fault.role == Role::Primary {
+                    host = self.cluster.kill_primary(&[&self.vm], None, PATIENCE)?.0;
+                } else {
+                    self.cluster.kill_host(&host)?;
                 }
                 self.gone(fault.role, &host, lasts)?;
                 format!("SIGKILL, back after {seconds:.1} s")

@@ -25,14 +25,14 @@ use serde::Serialize;
 use super::run::no_oops;
 use crate::accel::RunsUnder;
 use crate::client::Broadcasts;
-use crate::cluster::{Cluster, HostStatus, VmPlan, in_a_testbed};
+use crate::cluster::{Cluster, HostStatus, VmPlan, all_take_part, both_copies, in_a_testbed};
 use crate::image::{self, GuestImage};
 use crate::paths;
 use crate::random::Random;
-use crate::testbed::{Capture, TestbedSpec};
+use crate::testbed::{Capture, Spoken, TestbedSpec};
 use loads::{Clients, Loads, LoadsReport, gaps_ms};
 use plan::{Kind, Role, name, plan};
-use speaker::{OneSpeaker, Queue, take_overs};
+use speaker::{OneSpeaker, Queue, TakeOvers, take_overs};
 
 /// Nothing in a campaign may take longer than this, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(150);
@@ -176,9 +176,9 @@ fn play(
         stage.recovers().with_context(|| what.clone())?;
         moments.push((fault.kind, (begun, Instant::now())));
         reprotected_ms.push(u64::try_from(mended.elapsed().as_millis())?);
-        let heard = capture.heard();
+        let (heard, told) = heard_and_told(&capture, stage.cluster)?;
         one_speaker
-            .judge(&heard.spoken, &take_overs(stage.cluster)?, &stage.queues)
+            .judge(&heard, &told, &stage.queues)
             .map_err(|why| anyhow!(why))
             .with_context(|| what.clone())?;
         say(&format!(
@@ -264,6 +264,22 @@ fn set_up<'cluster, 'testbed>(
     Ok((capture, stage))
 }
 
+/// Who was heard and what was told, of one moment: a take-over by chance may be told now and heard a moment later.
+fn heard_and_told(capture: &Capture, cluster: &Cluster<'_>) -> Result<(Vec<Spoken>, TakeOvers)> {
+    const SOON: Duration = Duration::from_millis(200);
+    const TIMES: usize = 50;
+    let look = || anyhow::Ok((capture.heard().spoken, take_overs(cluster)?));
+    for _ in 0..TIMES {
+        let (heard, told) = look()?;
+        std::thread::sleep(SOON);
+        let (later, told_later) = look()?;
+        if later.len() == heard.len() && told_later == told {
+            return Ok((heard, told));
+        }
+    }
+    look()
+}
+
 /// The VM with redis, PostgreSQL and nginx.
 pub(super) fn mixed(terms: &Terms) -> VmPlan {
     VmPlan {
@@ -303,13 +319,8 @@ impl Stage<'_, '_> {
     fn is_protected(&self) -> Result<()> {
         self.cluster
             .await_status("VM protected and every host linked", PATIENCE, |hosts| {
-                let vm = |role: &str| {
-                    let of = hosts.iter().filter_map(|host| host.vm(&self.vm));
-                    of.into_iter().find(|vm| vm.role.as_str() == role)
-                };
-                let primary = vm("primary").filter(|vm| vm.protected)?;
-                vm("backup")?;
-                primary.peers.iter().all(|peer| peer.connected).then_some(())
+                both_copies(hosts, &self.vm)?;
+                all_take_part(hosts, &self.vm).then_some(())
             })
     }
 }

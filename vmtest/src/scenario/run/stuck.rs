@@ -12,7 +12,7 @@ use super::{PATIENCE, Stage, with_role};
 use crate::cluster::Event;
 
 /// What the primary's VM may stand for a sync, with what a busy machine adds to the bound.
-const LONGEST_PAUSE: Duration = Duration::from_millis(1200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 impl Stage<'_, '_> {
     fn inject(&self, host: &str, fault: &str) -> Result<()> {
