@@ -343,7 +343,7 @@ fn check(group: Group, depth: Option<usize>) -> Option<String> {
     let name = format!("{group:?}");
     let must_agree = depth.is_none();
     // With two a state may be met first by a longer way, and its shorter one given up with what lies behind it.
-    let threads = if group.bug.is_some() { 1 } else { 2 };
+    let threads = if depth.is_some() { 1 } else { 2 };
     let checker = group
         .checker()
         .threads(threads)

@@ -7,7 +7,9 @@
 //! - E1 (C1) one vote per term, on disk before it is given; the candidate's own likewise before it asks;
 //! - E2 (C3) a vote goes only to a log that is not older than the voter's own;
 //! - E3 (C6) only an electable member in force *as appended*, that may lead, campaigns; a recovering one never votes (C7);
-//! - E4 a replica that hears its leader refuses a pre-vote, so a returning or deaf one disturbs nobody.
+//! - E4 a replica that hears its leader refuses a pre-vote, so a returning or deaf one disturbs nobody;
+//! - E5 whoever waits for its own vote's disk asks for no newer term, and the next votes are waited for longer than those that did not come: each term is
+//!   written by all before its vote is given, and behind a slow disk a newer one would stand before any is, for ever.
 //!
 //! Source: APUS: "In abnormal cases (e.g., the leader fails), APUS uses an existing algorithm \[54\] to elect a new leader"
 //! (GAIA 2.1.2); here Raft 5.2, 5.4.1 and Ongaro 3.10 (transfer), 9.6 (pre-vote); the witness and the "major backup"
@@ -24,6 +26,8 @@ use crate::units::{ReplicaId, Term, Viewstamp};
 /// A transfer of the office is given up after so many of the longest election time-outs (Ongaro 3.10 gives it one). An heir on a busy host needs more,
 /// and one that is given up costs a backup, which has to join anew.
 const TRANSFER_ELECTIONS: u64 = 4;
+/// Votes that come from slow disks are waited for longer each time, by so many of the longest election time-outs at last.
+const LONGER_ELECTIONS: u64 = 64;
 
 impl Consensus {
     pub(super) fn me_in_force(&self) -> Option<Member> {
@@ -68,6 +72,16 @@ impl Consensus {
                 term: self.hard_state.term,
                 leader: None,
             });
+        }
+        if self.role == (Role::Candidate { pre: false }) {
+            // E5.
+            let most_us = self.cfg.election_max_us.saturating_mul(LONGER_ELECTIONS);
+            let longer_us = self
+                .votes
+                .longer_us
+                .saturating_mul(2)
+                .max(self.cfg.election_min_us);
+            self.votes.longer_us = longer_us.min(most_us);
         }
         if self.may_ask() {
             self.ask_before(out);
@@ -134,7 +148,10 @@ impl Consensus {
         }
         self.leader = None;
         self.role = Role::Candidate { pre: true };
-        self.votes = Votes::default();
+        self.votes = Votes {
+            longer_us: self.votes.longer_us,
+            ..Votes::default()
+        };
         let term = Term(self.hard_state.term.0 + 1);
         self.say_to_members(
             &Message::RequestVote {
@@ -161,10 +178,11 @@ impl Consensus {
         self.votes = Votes {
             mine_pending: true,
             handed_over,
+            longer_us: self.votes.longer_us,
             ..Votes::default()
         };
-        let wait_us = self.draw_election_us();
-        self.rest(wait_us);
+        // E5: the disk answers, however slowly.
+        self.rest(u64::MAX / 2);
     }
 
     /// E1: the own vote is on disk.
@@ -183,6 +201,8 @@ impl Consensus {
             },
         };
         self.say_to_members(&message, out);
+        let wait_us = self.draw_election_us().saturating_add(self.votes.longer_us);
+        self.rest(wait_us);
         self.count_vote(self.cfg.me, out);
     }
 

@@ -48,6 +48,9 @@ impl Consensus {
         self.following = Following::new(self.order.committed());
         self.owed_ack = false;
         self.recovery.target = None;
+        if leader.is_some() {
+            self.votes.longer_us = 0;
+        }
         self.leader = leader;
         self.heard_us = leader.map(|_| self.awake_us());
         if self.role != Role::Recovering {

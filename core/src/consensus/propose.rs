@@ -87,6 +87,7 @@ impl Consensus {
         self.role = Role::Leader;
         self.leader = None;
         self.owed_ack = false;
+        self.votes.longer_us = 0;
         self.leading = Leading::default();
         self.leading.barrier = self.append_own(EntryKind::Barrier, Bytes::new());
         self.leading.pressing = self.leading.barrier;

@@ -50,6 +50,8 @@ pub(super) struct Votes {
     /// By the leader's own word (X3 in `lease`).
     pub(super) handed_over: bool,
     pub(super) pulled: bool,
+    /// They are waited for so much longer than the first ones, after votes that did not come in time.
+    pub(super) longer_us: u64,
 }
 
 /// A recovery under way.

@@ -22,6 +22,10 @@ pub struct Group {
     /// Replicas whose owners read their clocks so long before they drive them, with what a daemon has against that or without.
     pub late: BTreeMap<u8, (u64, Option<Standby>)>,
     pub events: Vec<(u8, Action)>,
+    /// Disks that take so long to write a hard state, one after the other.
+    pub slow: BTreeMap<u8, u64>,
+    /// When each of them is done, with what.
+    pub writing: Vec<(u64, u8, HardState)>,
 }
 
 #[derive(Default, Clone)]
@@ -42,6 +46,8 @@ impl Group {
             witness_waits: false,
             late: BTreeMap::new(),
             events: Vec::new(),
+            slow: BTreeMap::new(),
+            writing: Vec::new(),
         };
         for member in members {
             group.add(durability, member.id.0, members.to_vec());
@@ -135,7 +141,15 @@ impl Group {
                     Action::TruncateSuffix { from } => disk.log.retain(|e| e.stamp.index < from),
                     Action::PersistHardState(hard_state) => {
                         disk.hard_state = hard_state;
-                        todo.push((id, Event::HardStatePersisted(hard_state)));
+                        match self.slow.get(&id) {
+                            Some(takes_us) => {
+                                let busy = self.writing.iter().filter(|(_, of, _)| *of == id);
+                                let free_us = busy.map(|(until_us, ..)| *until_us).max();
+                                let done_us = free_us.unwrap_or(now_us) + takes_us;
+                                self.writing.push((done_us, id, hard_state));
+                            }
+                            None => todo.push((id, Event::HardStatePersisted(hard_state))),
+                        }
                     }
                     Action::SaveSnapshot(snapshot) => {
                         disk.log.retain(|e| e.stamp.index > snapshot.last.index);
@@ -169,11 +183,20 @@ impl Group {
                 .filter(|(id, _)| !self.down.contains(id) && !self.late.contains_key(id))
                 .map(|(id, node)| (node.next_deadline_us().unwrap(), *id))
                 .min();
-            let Some((at, id)) = next.filter(|(at, _)| *at <= until) else {
+            let written = self.writing.iter().min_by_key(|(at, ..)| *at);
+            let written = written.map(|&(at, id, hard_state)| (at, id, Some(hard_state)));
+            let both = next.map(|(at, id)| (at, id, None)).into_iter().chain(written);
+            let next = both.min_by_key(|(at, ..)| *at);
+            let Some((at, id, written)) = next.filter(|(at, ..)| *at <= until) else {
                 break;
             };
             self.now_us = self.now_us.max(at);
-            self.step(id, Event::Tick);
+            let Some(hard_state) = written else {
+                self.step(id, Event::Tick);
+                continue;
+            };
+            self.writing.retain(|one| *one != (at, id, hard_state));
+            self.step(id, Event::HardStatePersisted(hard_state));
         }
         self.now_us = until;
     }

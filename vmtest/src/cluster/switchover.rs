@@ -31,8 +31,10 @@ const AGAIN: [&str; 7] = [
     "have just changed",
     "is under way",
 ];
-/// An order is said again so often, and some heartbeats later each time.
-const ORDERS: usize = 20;
+/// Of these, what tells of more than such a moment.
+const NO_LUCK: &str = "did not take the VM";
+/// An order is said again for so long, and some heartbeats later each time.
+const ORDERS: Duration = Duration::from_secs(60);
 const BETWEEN: Duration = Duration::from_millis(200);
 
 impl Cluster<'_> {
@@ -41,14 +43,16 @@ impl Cluster<'_> {
     /// # Errors
     /// With the command's own words, when it fails for another reason, or every time.
     pub fn order(&self, host: &str, words: &[&str]) -> Result<String> {
-        for _ in 1..ORDERS {
-            match self.dunlin(host, words) {
-                Err(error) if AGAIN.iter().any(|again| format!("{error:#}").contains(again)) => {}
-                outcome => return outcome,
+        let until = Instant::now() + ORDERS;
+        loop {
+            let outcome = self.dunlin(host, words);
+            let passes = |why: &str| !why.contains(NO_LUCK) && AGAIN.iter().any(|again| why.contains(again));
+            match &outcome {
+                Err(error) if passes(&format!("{error:#}")) && Instant::now() < until => {}
+                _ => return outcome,
             }
             std::thread::sleep(BETWEEN);
         }
-        self.dunlin(host, words)
     }
 
     /// A VM that is protected goes to its backup. Returns who had it, and when it was ordered.

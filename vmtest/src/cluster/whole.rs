@@ -74,7 +74,7 @@ fn is_whole(log: &str, vm: &str) -> bool {
         match kind {
             // A host that comes back as the backup has lost its own before.
             EventKind::Protected | EventKind::Joined => whole = true,
-            EventKind::BackupLost | EventKind::Unprotected => whole = false,
+            EventKind::BackupLost | EventKind::Unprotected | EventKind::EndedHere => whole = false,
             _ => {}
         }
     }
@@ -99,7 +99,11 @@ mod tests {
         log += &line("left", "unprotected");
         log += &line("left", "joined");
         assert!(is_whole(&log, "left"));
-        // A backup tells of neither: its primary may.
-        assert!(is_whole(&log, "other"));
+        log += &line("left", "ended-here");
+        assert!(!is_whole(&log, "left"), "another host serves it");
+        assert!(
+            is_whole(&log, "other"),
+            "of one that was never lost nothing is told"
+        );
     }
 }

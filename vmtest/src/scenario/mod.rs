@@ -287,7 +287,7 @@ const fn two() -> usize {
 /// A fault costs some 0.3 s on a machine that has nothing else to do: this is for one that is some times slower and stands still now and then. A client
 /// that was not heard sends again after 0.2, 0.6, 1.4, 3 and 6.2 seconds: what takes a little more than three looks like more than six.
 const fn some_seconds() -> u64 {
-    15_000
+    8000
 }
 
 impl Scenario {

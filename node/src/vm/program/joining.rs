@@ -49,7 +49,7 @@ const WITH_DATA_US: u64 = 12 * 3600 * 1_000_000;
 const BROUGHT_US: u64 = 10_000_000;
 /// The group has agreed by then, or will not.
 const AGREED_US: u64 = 3_000_000;
-/// What ends both copies ends the second one so much later at most, but on a host that stands still. What the program says waits for that.
+/// What ends both copies is taken for that where the second end comes so soon. What the program says waits meanwhile.
 const ENDS_ALIKE_US: u64 = 200_000;
 
 impl ProgramLoop {
@@ -171,6 +171,8 @@ impl ProgramLoop {
                 Phase::Quieting => "the program does not read its inputs",
                 Phase::Agreeing => "the group does not agree",
             };
+            // What has taken all of its time does so again.
+            self.backup.tries.in_a_row = self.backup.tries.in_a_row.max(JoinProblem::FOR_GOOD - 1);
             return self.join_fails(why);
         }
         let gate_is_idle = self
@@ -365,12 +367,14 @@ impl Backup {
     }
 
     /// It is lost.
-    pub(super) fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self, why: &str) {
         self.session = None;
         self.ended = None;
         if self.join.take().is_some() {
             // Lost before the group had agreed on taking it in: it is one of those that are dropped again and again, too.
             self.tries.failures += 1;
+            self.tries.in_a_row += 1;
+            self.tries.why = Some(why.to_owned());
         }
     }
 
@@ -426,7 +430,7 @@ mod tests {
         let mut now_us = 0;
         for pause_us in [1_000_000, 2_000_000, 4_000_000] {
             backup.join = Some(asked_for());
-            backup.give_up();
+            backup.give_up("lost");
             assert!(backup.join.is_none());
             backup.rests(now_us);
             assert_eq!(backup.tries.at_us - now_us, pause_us);
@@ -446,7 +450,7 @@ mod tests {
             backup.ended.is_some(),
             "it is lost then, and by what it has said of itself"
         );
-        backup.give_up();
+        backup.give_up("lost");
         assert!(backup.ended.is_none(), "the next one has not ended");
     }
 
@@ -462,7 +466,7 @@ mod tests {
                 tries,
                 ..Backup::default()
             };
-            backup.give_up();
+            backup.give_up("lost");
             backup.rests(7 + stood_us);
             assert_eq!(backup.tries.failures, failures, "{stood_us}");
         }

@@ -150,7 +150,8 @@ impl ProgramLoop {
     pub(super) fn open_door(&mut self) {
         let listens = self.own.running.as_ref().is_some_and(|running| running.ready);
         let voice = self.net.output.voice();
-        let due = voice == Voice::Alone || (voice == Voice::Protected && self.backup.ready);
+        let is_backed = self.backup.ready && self.backup.ended.is_none();
+        let due = voice == Voice::Alone || (voice == Voice::Protected && is_backed);
         if self.net.door.is_some()
             || self.role != Role::Primary
             || !self.agreement.leads()
@@ -275,7 +276,10 @@ impl ProgramLoop {
             return;
         }
         match session.link.last_words() {
-            Some(why) if why != MISSED => self.backup.has_ended(self.now_us(), why),
+            // One that the group has not taken in yet is not waited for.
+            Some(why) if why != MISSED && self.backup.join.is_none() => {
+                self.backup.has_ended(self.now_us(), why);
+            }
             why => self.backup_is_lost(
                 why.as_deref()
                     .unwrap_or("the stream of its copy's words has ended"),
@@ -367,7 +371,7 @@ impl ProgramLoop {
         let other = self.other().map_or("?", |other| self.config.host_name(other));
         let text = format!("host '{other}' is dropped as the backup: {why}");
         self.event(EventKind::BackupLost, text);
-        self.backup.give_up();
+        self.backup.give_up(why);
         let entry = Agreed::Complete {
             set: ReplicaSet::one(self.me),
             epoch: self.agreement.state().epoch,

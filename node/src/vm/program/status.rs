@@ -87,7 +87,7 @@ impl ProgramLoop {
             role,
             state,
             why: why.to_owned(),
-            protected: complete && serves && self.group.leader().is_some(),
+            protected: complete && serves && self.backup.ended.is_none() && self.group.leader().is_some(),
             wants_protection: true,
             policy: self.config.policy.name().to_owned(),
             leader: self.group.leader().map(|id| self.config.host_name(id).to_owned()),

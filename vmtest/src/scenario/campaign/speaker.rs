@@ -30,7 +30,7 @@ pub struct Queue {
     pub until: SystemTime,
     /// The longest that it holds a frame.
     pub holds: Duration,
-    /// How many come out of it in one turn at most.
+    /// How many come out of it at most, in all turns together.
     pub frames: u64,
 }
 
@@ -49,7 +49,6 @@ impl Queue {
     /// Whether what was said in that turn may have waited in this queue since before the next speaker's `first`.
     fn may_have_held(&self, turn: &Spoken, first: SystemTime) -> bool {
         turn.host == self.host
-            && turn.frames <= self.frames
             && turn.first >= self.from
             && turn.last <= self.until
             && turn
@@ -114,15 +113,24 @@ impl OneSpeaker {
 /// The turns without those that came late out of a queue; what one host said before and after such a turn is one turn.
 fn without_late(heard: &[Spoken], queues: &[Queue]) -> Vec<Spoken> {
     let mut kept: Vec<Spoken> = Vec::new();
+    let mut left: Vec<u64> = queues.iter().map(|queue| queue.frames).collect();
+    // What comes out of a queue is no longer in it.
+    let mut comes_late = |turn: &Spoken, first: SystemTime| {
+        let may =
+            |(at, queue): &(usize, &Queue)| queue.may_have_held(turn, first) && turn.frames <= left[*at];
+        let at = queues.iter().enumerate().find(may).map(|(at, _)| at);
+        if let Some(at) = at {
+            left[at] -= turn.frames;
+        }
+        at.is_some()
+    };
     for turn in heard {
         match &mut kept[..] {
             [.., now] if now.host == turn.host => {
                 now.last = turn.last;
                 now.frames += turn.frames;
             }
-            [.., old, now]
-                if old.host == turn.host
-                    && queues.iter().any(|queue| queue.may_have_held(turn, now.first)) => {}
+            [.., old, now] if old.host == turn.host && comes_late(turn, now.first) => {}
             _ => kept.push(turn.clone()),
         }
     }
@@ -262,6 +270,17 @@ mod tests {
         for (first, last, frames) in [(3_001, 3_002, 2), (2_999, 2_999, 1), (4_001, 4_001, 1)] {
             assert!(judge(first, last, frames).is_err(), "{first} {last} {frames}");
         }
+        // One by one between the other's.
+        let again = timed(&[
+            ("a", 0, 100),
+            ("b", 300, 3_000),
+            ("a", 3_001, 3_001),
+            ("b", 3_002, 3_002),
+            ("a", 3_003, 3_003),
+            ("b", 3_004, 9_000),
+        ]);
+        let judged = OneSpeaker::default().judge(&again, &told(&[("b", 1)]), &stood);
+        assert!(judged.is_err());
     }
 
     #[test]

@@ -51,6 +51,17 @@ pub fn make_ready(cluster: &Cluster<'_>, scenario: &Scenario) -> Result<()> {
     }
 }
 
+/// What became of a backup that was to be moved in silence.
+#[derive(PartialEq, Eq)]
+enum Seen {
+    /// It is well, and the order was refused.
+    Kept,
+    /// There is none.
+    Absent,
+    /// It was lost in the moment of the order, and the other host has its part.
+    Moved,
+}
+
 impl Stage<'_, '_> {
     pub(super) fn move_backup(&mut self, host: &str) -> Result<()> {
         let (primary, witness) = (self.with_role("primary")?, self.with_role("witness")?);
@@ -63,17 +74,20 @@ impl Stage<'_, '_> {
         }
         let mut said = vec!["move", &self.vm, "--backup", host];
         let at = Instant::now();
-        if self.backup_is_kept(&witness, &said)? {
+        let seen = self.is_kept(&witness, &said)?;
+        if seen == Seen::Kept {
             said.push("--unprotected-meanwhile");
         }
-        // It ends when the VM is protected.
-        self.cluster.order(&witness, &said)?;
+        if seen != Seen::Moved {
+            // It ends when the VM is protected.
+            self.cluster.order(&witness, &said)?;
+        }
         self.moments.push((at, Instant::now()));
         self.is_backup(host)
     }
 
-    /// A backup that is well is not moved in silence. False: there is none, or it was lost in that moment.
-    fn backup_is_kept(&self, witness: &str, said: &[&str]) -> Result<bool> {
+    /// A backup that is well is not moved in silence.
+    fn is_kept(&self, witness: &str, said: &[&str]) -> Result<Seen> {
         const TIMES: usize = 3;
         let mut told = String::new();
         for _ in 0..TIMES {
@@ -82,16 +96,18 @@ impl Stage<'_, '_> {
                 true => Some(self.protected()?.1),
                 false => with_role(&self.cluster.statuses(), &self.vm, "backup"),
             };
-            let Some(backup) = backup else { return Ok(false) };
-            let lost = self.told_by_all(&EventKind::BackupLost)?.len();
+            let Some(backup) = backup else {
+                return Ok(Seen::Absent);
+            };
+            let lost = self.losses()?;
             let output = self.cluster.output(witness, said)?;
             told = format!("{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
             let is_named = told.contains(&format!("host '{backup}' is the VM's backup, and well"));
             if output.status.code() == Some(2) && is_named {
-                return Ok(true);
+                return Ok(Seen::Kept);
             }
-            if output.status.success() && self.told_by_all(&EventKind::BackupLost)?.len() > lost {
-                return Ok(false);
+            if output.status.success() && self.losses()? > lost {
+                return Ok(Seen::Moved);
             }
             ensure!(
                 !output.status.success(),
@@ -99,6 +115,13 @@ impl Stage<'_, '_> {
             );
         }
         bail!("a backup that is well: {told}")
+    }
+
+    /// How often a backup was lost, and not because it was to go.
+    fn losses(&self) -> Result<usize> {
+        let told = self.told_by_all(&EventKind::BackupLost)?;
+        let by_itself = |event: &&crate::cluster::Event| !event.text.contains("its host leaves");
+        Ok(told.iter().filter(by_itself).count())
     }
 
     /// It has the part. A busy machine may have cost the other one its office since: then it is the primary.

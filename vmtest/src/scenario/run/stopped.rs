@@ -12,10 +12,12 @@ impl Stage<'_, '_> {
     pub(super) fn stop_primary(&mut self, signal: Signal) -> Result<()> {
         let primary = self.with_role("primary")?;
         let at = Instant::now();
+        let log = self.cluster.log(&primary);
+        let before = std::fs::read_to_string(&log)?.len();
         self.cluster.stop_host(&primary, signal)?;
         self.nothing_runs_on(&primary)?;
         self.dead.insert(primary.clone());
-        let log = std::fs::read_to_string(self.cluster.log(&primary))?;
+        let log = std::fs::read_to_string(log)?.split_off(before);
         // An election in that moment may have been first.
         let has = |kind: &str| log.contains(kind);
         ensure!(

@@ -11,8 +11,8 @@ use nix::unistd::Pid;
 use super::{PATIENCE, Stage, with_role};
 use crate::cluster::Event;
 
-/// What the primary's VM may stand for a sync, with what a busy machine adds to the bound.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// What the primary's VM may stand for a sync, with what a busy machine adds to the bound; less than a backup may.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1400);
 
 impl Stage<'_, '_> {
     fn inject(&self, host: &str, fault: &str) -> Result<()> {
