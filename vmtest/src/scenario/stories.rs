@@ -141,7 +141,7 @@ mod tests {
         );
         assert_eq!(
             (scenario.vcpus, scenario.connections, scenario.gap_limit_ms),
-            (1, 2, 5000)
+            (1, 2, 8000)
         );
     }
 
