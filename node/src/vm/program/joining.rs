@@ -428,10 +428,14 @@ mod tests {
     fn a_copy_lost_before_the_group_has_agreed_on_it_has_failed_and_each_next_one_comes_later() {
         let mut backup = Backup::default();
         let mut now_us = 0;
-        for pause_us in [1_000_000, 2_000_000, 4_000_000] {
+        for (times, pause_us) in (1..).zip([1_000_000, 2_000_000, 4_000_000]) {
             backup.join = Some(asked_for());
             backup.give_up("lost");
             assert!(backup.join.is_none());
+            assert_eq!(
+                (backup.tries.in_a_row, backup.tries.why.as_deref()),
+                (times, Some("lost"))
+            );
             backup.rests(now_us);
             assert_eq!(backup.tries.at_us - now_us, pause_us);
             now_us = backup.tries.at_us;
