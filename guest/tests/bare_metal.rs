@@ -59,7 +59,7 @@ fn busy_and_idle(qemu: &Qemu) {
     // Its threads are looked at one after the other: on a busy machine one may have slept when the other did not.
     let idle = (0..200).filter(|_| qemu.threads().idle()).count();
     assert!(idle < 20, "it was idle at {idle} of 200 looks");
-    qemu.stop().unwrap();
+    qemu.stop_within(OBEYS).unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     while !qemu.threads().idle() {
         assert!(
@@ -69,7 +69,7 @@ fn busy_and_idle(qemu: &Qemu) {
         );
         std::thread::yield_now();
     }
-    qemu.cont().unwrap();
+    qemu.cont_within(OBEYS).unwrap();
 }
 
 /// The guest under this accelerator.

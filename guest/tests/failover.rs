@@ -118,7 +118,7 @@ fn an_aborted_sync_loses_no_dirty_page() {
     assert!(staged.stats.united > 0);
     drop(staged);
     // The primary runs on; the backup stays paused until the next attempt, as after a broken connection.
-    pair.primary.qemu.cont().unwrap();
+    pair.primary.qemu.cont_within(OBEYS).unwrap();
     let seen = pair.primary.qemu.console().total_bytes();
     assert!(
         pair.primary

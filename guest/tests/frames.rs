@@ -79,7 +79,7 @@ fn both_answer(machine: Machine, nic_backend: NicBackend) {
     pair.sync();
     pair.assert_healthy();
     // After a stop QEMU sends nothing more: what is in flight is all there is.
-    pair.primary.qemu.stop().unwrap();
+    pair.primary.qemu.stop_within(OBEYS).unwrap();
     pair.primary.frames[0].read(|_| ()).unwrap();
     pair.primary.frames[0].queue(&who_has_the_guest());
     pair.primary.frames[0].flush().unwrap();

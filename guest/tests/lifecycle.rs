@@ -75,9 +75,9 @@ fn stop_save_and_cont_answer_and_the_end_is_reported() {
     let qemu = Qemu::start(&empty_vm(), Start::Boot, Ports::default()).unwrap();
     let mut states = vec![];
     for _ in 0..3 {
-        qemu.stop().unwrap();
+        qemu.stop_within(OBEYS).unwrap();
         states.push(qemu.save_devices(Duration::from_secs(60)).unwrap());
-        qemu.cont().unwrap();
+        qemu.cont_within(OBEYS).unwrap();
     }
     assert!(
         states
@@ -183,7 +183,7 @@ fn helper_daemon() {
     let qemu = std::thread::spawn(|| Qemu::start(&empty_vm(), Start::Boot, Ports::default()).unwrap())
         .join()
         .unwrap();
-    qemu.stop().unwrap();
+    qemu.stop_within(OBEYS).unwrap();
     println!("\nqemu-pid {}", qemu.pid());
     loop {
         std::thread::park();

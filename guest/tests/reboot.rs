@@ -61,7 +61,7 @@ fn ram_blocks(qemu: &Qemu) -> BTreeMap<String, Vec<u8>> {
     // QEMU runs as an ordinary user.
     std::fs::set_permissions(&path, PermissionsExt::from_mode(0o777)).unwrap();
     let shared = json!({"capabilities": [{"capability": "x-ignore-shared", "state": true}, {"capability": "x-colo", "state": false}]});
-    qemu.stop().unwrap();
+    qemu.stop_within(OBEYS).unwrap();
     qemu.qmp().execute("migrate-set-capabilities", shared).unwrap();
     let uri = json!({"uri": format!("unix:{}", path.display())});
     qemu.qmp().execute("migrate", uri).unwrap();

@@ -40,9 +40,9 @@ fn a_card_set_up_twice(machine: Machine) {
     spec.append = spec.append.map(|line| line + " test.card=late");
     let primary = start(&spec, Start::Boot);
     primary.wait_booted("NO-CARD-YET");
-    primary.qemu.stop().unwrap();
+    primary.qemu.stop_within(OBEYS).unwrap();
     let mut pair = Pair::join(&spec, primary);
-    pair.primary.qemu.stop().unwrap();
+    pair.primary.qemu.stop_within(OBEYS).unwrap();
     let said = pair.primary.qemu.console().text();
     assert!(!said.contains("CARD-NEXT"), "the primary has no card yet");
 

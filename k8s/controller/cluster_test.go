@@ -18,7 +18,7 @@ import (
 const patience = testbed.Patience
 
 // timing is short enough for tests, and long enough for a busy machine.
-var timing = allocation.Timing{Alive: 200 * time.Millisecond, Dead: 2 * time.Second}
+var timing = allocation.Timing{Alive: 200 * time.Millisecond, Dead: 5 * time.Second}
 
 var buildFlags []string
 
@@ -57,9 +57,7 @@ func (lab *lab) begin(nodes int, capacity allocation.Resources) {
 	lab.client = log.New(lab.hosts.Sockets("a")...)
 	ctx, end := contextWithPatience()
 	defer end()
-	if err := lab.client.Create(ctx, "tripod", lab.hosts.Names...); err != nil {
-		lab.t.Fatal(err)
-	}
+	testbed.CreateLog(lab.t, ctx, lab.client, "tripod", lab.hosts.Names...)
 	for at := 0; at < nodes; at++ {
 		lab.server.SetNode(allocation.Node{Name: fmt.Sprintf("node-%d", at), Capacity: capacity})
 	}
@@ -148,6 +146,18 @@ func (lab *lab) died(beside string) (died bool) {
 		}
 	})
 	return died
+}
+
+// offices is how often somebody has taken the office until now.
+func (lab *lab) offices() int {
+	lab.t.Helper()
+	offices := map[uint64]bool{}
+	lab.agreed(func(state *allocation.State) {
+		if state.Office.Leader != "" {
+			offices[state.Office.Number] = true
+		}
+	})
+	return len(offices)
 }
 
 // check looks for what must never be.

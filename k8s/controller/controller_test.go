@@ -27,7 +27,8 @@ func TestEachControllerBindsItsOwnCopies(t *testing.T) {
 	state := lab.settled()
 	by := map[string]bool{}
 	for _, happened := range state.Happened {
-		if happened.Outcome == allocation.Refused {
+		// Where another one took the office meanwhile, what came late from before is rightly refused.
+		if happened.Outcome == allocation.Refused && lab.offices() == 1 {
 			t.Errorf("refused: %+v", happened)
 		}
 		if happened.Binding.Task == "critical" {
@@ -102,13 +103,26 @@ func TestALeaderThatStandsStillDoesNoHarm(t *testing.T) {
 	lab.begin(5, capacity)
 	lab.server.Submit(copies(3, "before"))
 	lab.settled()
-	leader := lab.agreed(func(*allocation.State) {}).Office.Leader
-	lab.server.Hold(func(by string, _ allocation.Binding) bool { return by == leader })
+	// All are held until it is known who leads.
+	lab.server.Hold(func(string, allocation.Binding) bool { return true })
 	critical, single := copies(3, "critical"), copies(1, "single")
-	lab.server.Submit(critical)
 	lab.server.Submit(single)
-	agreed := lab.until("the assignment", func(state *allocation.State, _ allocation.Entry) bool { return state.Tasks["critical"] != nil })
-	if state, ok := lab.server.Until(patience, func(state trial.State) bool { return len(state.Waiting) >= 2 }); !ok {
+	lab.server.Submit(critical)
+	agreed := lab.until("the assignment", func(state *allocation.State, _ allocation.Entry) bool {
+		return state.Tasks["critical"] != nil && state.Tasks["single"] != nil
+	})
+	leader := agreed.Office.Leader
+	lab.server.Hold(func(by string, _ allocation.Binding) bool { return by == leader })
+	waits := func(state trial.State) bool {
+		count := 0
+		for _, waiting := range state.Waiting {
+			if waiting.By == leader {
+				count++
+			}
+		}
+		return count >= 2
+	}
+	if state, ok := lab.server.Until(patience, waits); !ok {
 		t.Fatalf("%+v", state.Waiting)
 	}
 	lab.controllers[leader].Signal(t, syscall.SIGSTOP)

@@ -11,7 +11,7 @@ import (
 // Whoever schedules ordinary Pods is told of each change of who leads: by an entry, by a whole state that is read in its place, and by the clock.
 func TestEachChangeOfWhoLeadsIsTold(t *testing.T) {
 	var told []bool
-	timing := allocation.Timing{Alive: 10 * time.Millisecond, Dead: 10 * time.Second}
+	timing := allocation.Timing{Alive: 10 * time.Millisecond, Dead: time.Hour}
 	controller := &controller{
 		Config: Config{Name: "a", Timing: timing, Say: func(string) {}, Leads: func(leads bool) { told = append(told, leads) }}, begun: time.Now(),
 		decides: allocation.NewController("a", 1, timing, allocation.NewState(), 0, 0),

@@ -75,9 +75,7 @@ func TestEachProposalIsThereOnceInOneOrderWhoeverIsKilled(t *testing.T) {
 	ctx, end := context.WithTimeout(context.Background(), patience)
 	defer end()
 	client := cluster.client(hosts...)
-	if err := client.Create(ctx, "jobs", hosts...); err != nil {
-		t.Fatal(err)
-	}
+	testbed.CreateLog(t, ctx, client, "jobs", hosts...)
 	const proposers, each, half = 16, 40, 20
 	var done, reached sync.WaitGroup
 	writer := client.NewWriter("jobs", "test", 1)
@@ -138,9 +136,7 @@ func TestEachProposalIsThereOnceInOneOrderWhoeverIsKilled(t *testing.T) {
 			}
 		}
 	}
-	if err := client.Remove(ctx, "jobs"); err != nil {
-		t.Fatal(err)
-	}
+	testbed.Until(t, "the log is removed", func() error { return client.Remove(ctx, "jobs") })
 }
 
 func TestWhatIsWrongIsSaidInOneLine(t *testing.T) {

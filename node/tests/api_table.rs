@@ -12,6 +12,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,8 @@ struct Between {
     /// Somebody is to be at the control socket, and nobody answers there.
     _control: UnixListener,
     asked: Arc<Mutex<BTreeSet<String>>>,
+    /// Connections of which nobody knows yet what they ask.
+    unread: Arc<AtomicUsize>,
 }
 
 /// What those who answer know.
@@ -59,6 +62,8 @@ impl Between {
         let control = UnixListener::bind(folder.path().join("dunlin.sock"))?;
         let listener = UnixListener::bind(folder.path().join("api.sock"))?;
         let asked = Arc::new(Mutex::default());
+        let unread = Arc::new(AtomicUsize::new(0));
+        let count = unread.clone();
         let known = Arc::new(Known {
             document: by_socket(&real, "/api/v1/openapi.json")?,
             real,
@@ -67,15 +72,16 @@ impl Between {
         });
         spawn(move || {
             for stream in listener.incoming().flatten() {
-                let known = known.clone();
+                let (known, unread) = (known.clone(), Unread::new(&count));
                 // Whoever asked may have gone.
-                spawn(move || known.answer(stream).ok());
+                spawn(move || known.answer(stream, unread).ok());
             }
         });
         Ok(Self {
             folder,
             _control: control,
             asked,
+            unread,
         })
     }
 
@@ -87,14 +93,39 @@ impl Between {
         self.asked.lock().clone()
     }
 
-    /// What was asked since the last time.
-    fn take(&self) -> BTreeSet<String> {
-        std::mem::take(&mut *self.asked.lock())
+    /// What was asked since the last time; also by a command that was ended a moment ago.
+    fn take(&self) -> Result<BTreeSet<String>> {
+        // Connections are taken in their order: those from before this one are known when it is hung up on.
+        let mut last = UnixStream::connect(self.folder.path().join("api.sock"))?;
+        last.shutdown(Shutdown::Write)?;
+        last.read_to_end(&mut Vec::new())?;
+        let until = Instant::now() + PATIENCE;
+        while self.unread.load(Ordering::Acquire) > 0 {
+            ensure!(Instant::now() < until, "a request is not read");
+            sleep(NUDGE);
+        }
+        Ok(std::mem::take(&mut *self.asked.lock()))
+    }
+}
+
+/// One of them.
+struct Unread(Arc<AtomicUsize>);
+
+impl Unread {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count.clone())
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
 impl Known {
-    fn answer(&self, mut stream: UnixStream) -> Result<()> {
+    fn answer(&self, mut stream: UnixStream, unread: Unread) -> Result<()> {
         let text = one_request(&mut stream)?;
         let mut words = text.split(' ');
         let (method, target) = (words.next().context("a method")?, words.next().context("a path")?);
@@ -102,6 +133,7 @@ impl Known {
         let template = self.template(path)?;
         let name = format!("{method} {template}");
         self.asked.lock().insert(name);
+        drop(unread);
         let mut has_vm = self.has_vm.lock();
         *has_vm = match (method, template.as_str()) {
             ("POST", "/api/v1/vms/{vm}/down") => false,
@@ -397,11 +429,11 @@ fn each_command_asks_the_addresses_that_the_table_says_and_no_others() -> Result
         // The last one first: there has to be a host's certificate left that a token replaces.
         for command in quoted(commands).collect::<Vec<_>>().into_iter().rev() {
             let (file, dir) = (file.to_str().context("text")?, dir.to_str().context("text")?);
-            between.take();
+            between.take()?;
             for words in ways(command, file, dir) {
                 run(&between, &words, &wanted)?;
             }
-            let asked = between.take();
+            let asked = between.take()?;
             if asked != wanted {
                 wrong.push(format!(
                     "'{command}' asks {asked:?}, and docs/api.md says {wanted:?}"

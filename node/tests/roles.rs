@@ -151,10 +151,11 @@ fn a_user_s_open_conversations_keep_neither_root_nor_other_users_out() -> Result
     let mut host = Host::new()?;
     host.configure("viewers = \"daemon\"")?;
     host.start()?;
-    // A shell of that user which opens many connections, says nothing on them, and waits until the last one is turned away. Only then does anybody else of
-    // that user come: a command takes one of its places too, for a moment.
+    // A shell of that user which opens many connections, asks for nothing on them (a byte a second, as the daemon ends silent ones), and waits until the last
+    // one is turned away. Only then does anybody else of that user come: a command takes one of its places too, for a moment.
     let script = "import socket,sys\nheld=[]\nfor _ in range(100):\n s=socket.socket(socket.AF_UNIX)\n s.connect(sys.argv[1])\n held.append(s)\n\
-                  print(held[-1].makefile().readline(),end='',flush=True)\nsys.stdin.read()\n";
+                  print(held[-1].makefile().readline(),end='',flush=True)\nimport select\n\
+                  while not select.select([sys.stdin],[],[],1)[0]:\n for s in held:\n  try: s.send(b' ')\n  except OSError: pass\n";
     let mut crowd = Command::new("python3")
         .args(["-c", script])
         .arg(host.socket())
@@ -166,7 +167,6 @@ fn a_user_s_open_conversations_keep_neither_root_nor_other_users_out() -> Result
     let mut said = String::new();
     BufReader::new(crowd.stdout.take().context("its output")?).read_line(&mut said)?;
     ensure!(said.contains("too many open conversations"), "{said}");
-    // First, as the daemon ends silent conversations after some seconds.
     is_refused(&host, STRANGER, &["status"], "too many")?;
     is_done(&host, VIEWER, &["status"])?;
     is_done(&host, ROOT, &["status"])?;

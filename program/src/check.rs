@@ -52,6 +52,8 @@ const LOOK: Duration = Duration::from_millis(50);
 /// When the clients have gone, the copies may say so long what they have to, and must be silent so long to be believed.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 const SILENCE: Duration = Duration::from_millis(100);
+/// A turn takes [`LOOK`] at most; one that took longer than this was kept from it.
+const STOOD_STILL: Duration = Duration::from_millis(250);
 
 /// Runs the copies until the client has ended, `stop` is set, or the time is over.
 ///
@@ -300,10 +302,19 @@ impl Tester {
 
     fn serve(&mut self, options: &Options, stop: &AtomicBool) -> Result<(), CheckError> {
         let mut client_gone: Option<Instant> = None;
+        let mut before = Instant::now();
+        let mut resumed = before;
         loop {
             let busy = self.turn()?;
             self.hear()?;
             let now = Instant::now();
+            // A machine that stood still has given the copies no time to say anything either.
+            let late = now.duration_since(before);
+            if late > STOOD_STILL {
+                client_gone = client_gone.map(|gone| gone + late);
+                resumed = now;
+            }
+            before = now;
             // A copy that is still at its last input must not see a later time than the one that has answered.
             let idle = !busy && self.gate.is_idle() && self.outputs.is_settled();
             if self.ticks.is_due(now, idle, || are_at_rest(&mut self.copies))? {
@@ -317,7 +328,7 @@ impl Tester {
                 || matches!(&self.client, Wire::Namespace(client) if client.ended().is_some());
             if over {
                 let since = *client_gone.get_or_insert(now);
-                let silent = now.duration_since(self.last_word) > SILENCE;
+                let silent = now.duration_since(self.last_word.max(resumed)) > SILENCE;
                 let settled = self.gate.is_idle() && self.outputs.is_settled();
                 if silent && (settled || now.duration_since(since) > LAST_WORDS) {
                     return Ok(());

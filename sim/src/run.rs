@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Faults end then.
 pub const CHAOS_US: u64 = 2_500_000;
-const CALM_US: u64 = 3_000_000;
+/// All is agreed so much later: a candidate whose votes were late again and again rests for up to 64 elections (E5), 3.84 s here.
+const CALM_US: u64 = 8_000_000;
 /// An ordinary world of seven hosts takes ten thousand steps. Each host of a larger one hears as much from its leader, and now
 /// and then from everybody.
 const STORM_STEPS: u64 = 100_000;

@@ -195,7 +195,7 @@ impl Cluster {
         let started = Instant::now();
         while !done(self) {
             self.round();
-            if started.elapsed().as_secs() > 20 {
+            if started.elapsed().as_secs() > 60 {
                 for group in self.groups.iter().flatten() {
                     eprintln!(
                         "{:?} {:?} committed {:?} appended {:?} {:?}",

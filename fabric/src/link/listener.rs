@@ -19,8 +19,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long one may take.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// How long one may take; a test's machine may stand still for longer.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 3 });
 /// A refusal of the same address is reported again after this.
 const QUIET: Duration = Duration::from_secs(60);
 /// Addresses that are remembered for that.

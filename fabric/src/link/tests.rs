@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 pub(super) const CLUSTER: [u8; 16] = [7; 16];
-pub(super) const SHORT: Duration = Duration::from_secs(5);
+pub(super) const SHORT: Duration = Duration::from_secs(60);
 
 pub(super) fn plain(host: &str) -> Identity {
     Identity::new(CLUSTER, host, &[], Some(Auth::Insecure)).unwrap()

@@ -386,7 +386,7 @@ mod tests {
         let begun = std::time::Instant::now();
         while ours.granted(R).is_none() {
             ours.progress(1 << 20).unwrap();
-            assert!(begun.elapsed().as_secs() < 10, "no grant came");
+            assert!(begun.elapsed().as_secs() < 60, "no grant came");
         }
         (ours, theirs)
     }
@@ -431,7 +431,7 @@ mod tests {
         while theirs.region(R).unwrap().load(0) != u64::from_le_bytes([9; 8]) {
             ours.flush().unwrap();
             theirs.progress(1 << 20).unwrap();
-            assert!(begun.elapsed().as_secs() < 10, "the word does not arrive");
+            assert!(begun.elapsed().as_secs() < 60, "the word does not arrive");
         }
     }
 }

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use dunlin_core::disk::mirror::Frame;
 use std::{fs, io, thread, time::Instant};
 
-const WAIT: Duration = Duration::from_secs(10);
+const WAIT: Duration = Duration::from_secs(60);
 
 /// A disk that hangs until this is dropped: where a test fails, too, its hosts wait for their disks before they end.
 struct Hangs<'a>(&'a Faults);
@@ -83,7 +83,7 @@ fn a_take_over_whose_flush_hangs_is_seen_to_stand_still_and_nobody_else_waits_fo
         let began = Instant::now();
         let looks = Duration::from_millis(50);
         assert!(backup.disk.status_within(looks).is_none());
-        assert!(began.elapsed() >= looks && began.elapsed() < WAIT / 2);
+        assert!(began.elapsed() >= looks && began.elapsed() < WAIT / 4);
         assert_eq!(backup.disk.steps(), before, "nothing gets on");
         backup.disk.faults().flush_hang(false);
         take_over.join().unwrap().unwrap();
@@ -376,7 +376,7 @@ fn a_peer_that_hangs_delays_a_write_by_the_stall_time_and_no_more() {
         primary.write((at * 64) << 10, 1, 64 << 10);
         worst = worst.max(started.elapsed());
     }
-    assert!(worst < WAIT, "a write took {worst:?}");
+    assert!(worst < WAIT / 4, "a write took {worst:?}");
     let DiskEvent::BackupLost { reason } =
         primary.wait(|event| matches!(event, DiskEvent::BackupLost { .. }))
     else {

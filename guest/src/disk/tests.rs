@@ -117,6 +117,10 @@ pub(super) fn join(primary: &Host, backup: &Host, options: AttachOptions) {
 /// The copy begins. A backup that is late, because other tests have things to do as well, is not taken for lost.
 pub(super) fn attach(primary: &Host, backup: &Host, mut options: AttachOptions) {
     options.tuning.stall = Duration::from_secs(20);
+    attach_as_it_is(primary, backup, options);
+}
+
+pub(super) fn attach_as_it_is(primary: &Host, backup: &Host, options: AttachOptions) {
     let (left, right) = UnixStream::pair().unwrap();
     backup
         .disk

@@ -232,13 +232,13 @@ mod tests {
         let mut text = vec![b'x'; 3 * KEPT_BYTES];
         text.extend_from_slice(b"\nBUG: unable to handle page fault\nlogin:");
         let console = Console::follow("test", io::Cursor::new(text.clone()), None::<io::Sink>).unwrap();
-        assert!(console.wait_for("login:", Duration::from_secs(5)));
-        assert!(console.wait_end(Duration::from_secs(5)));
+        assert!(console.wait_for("login:", Duration::from_secs(60)));
+        assert!(console.wait_end(Duration::from_secs(60)));
         assert_eq!(console.total_bytes(), text.len() as u64);
         assert!(console.text().len() <= 2 * KEPT_BYTES);
         assert_eq!(console.oops().unwrap(), "BUG: unable to handle page fault");
         assert!(
-            !console.wait_for("never", Duration::from_secs(5)),
+            !console.wait_for("never", Duration::from_secs(60)),
             "an ended stream is not waited for"
         );
     }

@@ -13,6 +13,9 @@ use dunlin_guest::frames::FramePort;
 use dunlin_guest::memory::{BLOCK_BYTES, hash};
 use dunlin_guest::{Bitmap, Colo, Machine, PAGE_BYTES, Ports, Qemu, Start, VmSpec};
 
+/// So long a QEMU may take for an order, on a machine that does other things as well; Dunlin itself has less patience.
+pub const OBEYS: Duration = Duration::from_secs(60);
+
 /// One pair of VMs at a time: two TCG guests fill a small machine.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
@@ -178,8 +181,8 @@ impl Pair {
     pub fn join_vms(primary: Vm, mut backup: Vm, while_paused: impl FnOnce()) -> Pair {
         let mut colo = backup.qemu.take_colo().unwrap();
         let (from, to) = (primary.qemu.memory(), backup.qemu.memory());
-        primary.qemu.stop().unwrap();
-        let state = primary.qemu.save_state(true).unwrap();
+        primary.qemu.stop_within(OBEYS).unwrap();
+        let state = primary.qemu.save_state_within(true, OBEYS).unwrap();
         from.scan_dirty().unwrap();
         let mut page = [0; PAGE_BYTES];
         to.clear_all().unwrap();
@@ -191,7 +194,7 @@ impl Pair {
         // The backup runs before it says that it is ready: clean its dirty bits before.
         to.scan_dirty().unwrap();
         colo.enable(&state).unwrap();
-        primary.qemu.cont().unwrap();
+        primary.qemu.cont_within(OBEYS).unwrap();
         let carried = Bitmap::new(from.pages());
         Pair {
             primary,
@@ -216,9 +219,9 @@ impl Pair {
         let mut stats = SyncStats::default();
         let (from, to) = (self.primary.qemu.memory(), self.backup.qemu.memory());
         let mut clock = Instant::now();
-        self.primary.qemu.stop().unwrap();
+        self.primary.qemu.stop_within(OBEYS).unwrap();
         stats.stop = us(&mut clock);
-        let state = self.primary.qemu.save_state(false).unwrap();
+        let state = self.primary.qemu.save_state_within(false, OBEYS).unwrap();
         stats.save = us(&mut clock);
         let (primary, backup) = (from.scan_dirty().unwrap(), to.scan_dirty().unwrap());
         self.carried.unite(&primary);
@@ -283,7 +286,7 @@ impl Pair {
         self.colo.load(&staged.state, write).unwrap();
         stats.load = us(&mut clock) - checking.as_micros() as u64;
         self.carried.clear();
-        primary.cont().unwrap();
+        primary.cont_within(OBEYS).unwrap();
         stats.cont = us(&mut clock);
         stats
     }

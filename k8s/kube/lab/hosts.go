@@ -2,7 +2,6 @@ package lab
 
 import (
 	"context"
-	"fmt"
 	"testing"
 
 	"dunlin.dev/log"
@@ -18,8 +17,6 @@ func BeginLog(t testing.TB, hosts *testbed.Hosts) *log.Client {
 	client := log.New(hosts.Sockets("a")...)
 	ctx, end := context.WithTimeout(context.Background(), testbed.Patience)
 	defer end()
-	if err := client.Create(ctx, LogName, hosts.Names[:3]...); err != nil {
-		t.Fatal(fmt.Errorf("log: %w", err))
-	}
+	testbed.CreateLog(t, ctx, client, LogName, hosts.Names[:3]...)
 	return client
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -20,6 +21,7 @@ import (
 	"dunlin.dev/k8s/control"
 	"dunlin.dev/k8s/kube/api/v1alpha1"
 	"dunlin.dev/k8s/kube/lab"
+	"dunlin.dev/k8s/kube/operator"
 	"dunlin.dev/log/testbed"
 )
 
@@ -205,6 +207,8 @@ type stage struct {
 	operators map[string]*testbed.Process
 	// lostAfter is how long operators wait for a silent host.
 	lostAfter string
+	// ordered is when the test first asked for an order.
+	ordered map[string]time.Time
 	// beat is how often operators say that they are there, and tidy up.
 	beat string
 	// standby is the one that daemons name, where there is one.
@@ -215,7 +219,7 @@ type stage struct {
 }
 
 func newStage(t *testing.T) *stage {
-	stage := &stage{T: t, plane: lab.Begin(t), daemons: map[string]*daemon{}, operators: map[string]*testbed.Process{}, lostAfter: "5m", beat: "5m"}
+	stage := &stage{T: t, plane: lab.Begin(t), daemons: map[string]*daemon{}, operators: map[string]*testbed.Process{}, ordered: map[string]time.Time{}, lostAfter: "5m", beat: "5m"}
 	stage.plane.Install(t)
 	stage.plane.Rights(t)
 	api, err := client.NewWithWatch(stage.plane.Config(), client.Options{Scheme: scheme(t)})
@@ -284,21 +288,43 @@ func (stage *stage) create(object client.Object) {
 
 func (stage *stage) get() *v1alpha1.ProtectedVM {
 	stage.Helper()
-	vm := &v1alpha1.ProtectedVM{}
-	if err := stage.api.Get(context.Background(), client.ObjectKey{Namespace: "default", Name: "shop"}, vm); err != nil {
+	vm, err := stage.read()
+	if err != nil {
 		stage.Fatal(err)
 	}
 	return vm
+}
+
+// read is [stage.get] for whoever asks again: a server whose disk stands still for some seconds answers with an error.
+func (stage *stage) read() (*v1alpha1.ProtectedVM, error) {
+	vm := &v1alpha1.ProtectedVM{}
+	return vm, stage.api.Get(context.Background(), client.ObjectKey{Namespace: "default", Name: "shop"}, vm)
+}
+
+// delete deletes the object when it has its finalizer: before that it would be gone at once.
+func (stage *stage) delete() {
+	stage.Helper()
+	testbed.Until(stage.T, "it has its finalizer", func() error {
+		vm, err := stage.read()
+		if err == nil && !slices.Contains(vm.Finalizers, operator.Finalizer) {
+			return fmt.Errorf("it has %v", vm.Finalizers)
+		}
+		return err
+	})
+	if err := stage.api.Delete(context.Background(), stage.get()); err != nil {
+		stage.Fatal(err)
+	}
 }
 
 func (stage *stage) until(what string, is func(v1alpha1.ProtectedStatus) bool) v1alpha1.ProtectedStatus {
 	stage.Helper()
 	var status v1alpha1.ProtectedStatus
 	testbed.Until(stage.T, what, func() error {
-		if status = stage.get().Status; !is(status) {
+		vm, err := stage.read()
+		if status = vm.Status; err == nil && !is(status) {
 			return fmt.Errorf("%+v", status)
 		}
-		return nil
+		return err
 	})
 	return status
 }

@@ -3,7 +3,6 @@ package operator_test
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -32,15 +31,7 @@ func TestADeletedObjectGoesWhenItsOnlyHostIsGoneForGood(t *testing.T) {
 		t.Fatal(err)
 	}
 	stage.operator("b", stage.plane.Address())
-	testbed.Until(t, "it has its finalizer", func() error {
-		if all := stage.get().Finalizers; !slices.Contains(all, operator.Finalizer) {
-			return fmt.Errorf("it has %v", all)
-		}
-		return nil
-	})
-	if err := stage.api.Delete(context.Background(), stage.get()); err != nil {
-		t.Fatal(err)
-	}
+	stage.delete()
 	stage.until("it says what to do", func(status v1alpha1.ProtectedStatus) bool {
 		running := meta.FindStatusCondition(status.Conditions, operator.Running)
 		return running != nil && strings.Contains(running.Message, "host 'a' cannot be asked to end the VM") && strings.Contains(running.Message, "kubectl delete node,dunlinhost NAME")

@@ -164,6 +164,14 @@ func TestALostCopyAsksForHostsThatCanRunIt(t *testing.T) {
 	}
 }
 
+// areHeard waits until these hosts are: one that nobody has heard is lost as one that has fallen silent is.
+func (stage *stage) areHeard(names ...string) {
+	stage.Helper()
+	for _, name := range names {
+		stage.until("host "+name+" is heard", func(v1alpha1.ProtectedStatus) bool { return stage.isReady(name) })
+	}
+}
+
 // isReady says whether a host is heard.
 func (stage *stage) isReady(name string) bool {
 	host := &v1alpha1.DunlinHost{}

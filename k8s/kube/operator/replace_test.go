@@ -192,6 +192,7 @@ func TestAWitnessIsRelievedByAStandby(t *testing.T) {
 	for _, name := range []string{"a", "b", "c"} {
 		stage.operator(name, stage.plane.Address())
 	}
+	stage.areHeard("a", "b", "c")
 	for number, node := range []string{"a", "b", "c"} {
 		stage.bind(fmt.Sprintf("shop-%d", number), node)
 	}

@@ -101,9 +101,7 @@ func TestOnlyTheHostThatLeadsInTheNewestTermSpeaks(t *testing.T) {
 	stage.noneOf("a", 6)
 
 	// It is deleted: host b ends it, and not whoever believes that it leads.
-	if err := stage.api.Delete(context.Background(), stage.get()); err != nil {
-		t.Fatal(err)
-	}
+	stage.delete()
 	testbed.Until(t, "host b is told to end it", func() error {
 		if told := stage.daemons["b"].told(); told[len(told)-1] != "down" {
 			return fmt.Errorf("it is told %v", told)

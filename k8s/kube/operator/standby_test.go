@@ -39,6 +39,7 @@ func newStandby(t *testing.T, operators ...string) *stage {
 	for _, name := range operators {
 		stage.operator(name, stage.plane.Address())
 	}
+	stage.areHeard(operators...)
 	stage.until("host a serves it", func(status v1alpha1.ProtectedStatus) bool {
 		return status.Primary == "a" && status.Backup == "b" && status.Standby == "c" && says(&v1alpha1.ProtectedVM{Status: status}, operator.AsAsked, "True", "as its spec says")
 	})
@@ -120,9 +121,7 @@ func TestADrainedNodesCopyGoesToTheStandby(t *testing.T) {
 
 	// It is deleted: who has it ends it, and the standby's operator says that it has nothing.
 	vm := stage.get()
-	if err := stage.api.Delete(context.Background(), vm); err != nil {
-		t.Fatal(err)
-	}
+	stage.delete()
 	stage.until("the standby has nothing", func(status v1alpha1.ProtectedStatus) bool { return slices.Equal(status.Gone, []string{"b"}) })
 	// It has got a part after all, and takes its word back.
 	stage.standby = "c"

@@ -217,9 +217,7 @@ func TestARefusedEndIsNotALoop(t *testing.T) {
 		stage.operator(name, stage.plane.Address())
 	}
 	stage.until("host a serves it", func(status v1alpha1.ProtectedStatus) bool { return status.Primary == "a" })
-	if err := stage.api.Delete(t.Context(), stage.get()); err != nil {
-		t.Fatal(err)
-	}
+	stage.delete()
 	stage.until("the refusal is said", func(status v1alpha1.ProtectedStatus) bool {
 		return says(&v1alpha1.ProtectedVM{Status: status}, operator.Running, "Unknown", "no majority of its hosts")
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"dunlin.dev/k8s/allocation"
 	"dunlin.dev/k8s/kube/lab"
@@ -103,8 +107,7 @@ func (cluster *cluster) run(name, args string) *testbed.Process {
 // guard looks at every state of the Pods that there ever is, and does a kubelet's and an owner's work.
 func (cluster *cluster) guard(ctx context.Context) {
 	pods := cluster.client.CoreV1().Pods("default")
-	// There is none yet, so any version is the beginning.
-	stream, err := pods.Watch(ctx, metav1.ListOptions{ResourceVersion: "0"})
+	stream, err := cluster.watch(ctx, pods)
 	if err != nil {
 		if ctx.Err() == nil {
 			cluster.breaks(err)
@@ -145,6 +148,18 @@ func (cluster *cluster) guard(ctx context.Context) {
 			on[place] = pod.Name
 		}
 	}
+	if ctx.Err() == nil {
+		cluster.breaks(errors.New("the watch of the Pods ended"))
+	}
+}
+
+// watch is of every state that a Pod has from now on; there is none yet. A server ends a watch whose client is slow: it goes on where it was.
+func (cluster *cluster) watch(ctx context.Context, pods corev1.PodInterface) (watch.Interface, error) {
+	list, err := pods.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return watchtools.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &cache.ListWatch{WatchFuncWithContext: pods.Watch})
 }
 
 func (cluster *cluster) breaks(err error) {
@@ -313,7 +328,9 @@ func (cluster *cluster) history() (led map[string]bool, died bool) {
 	cluster.t.Helper()
 	led = map[string]bool{}
 	cluster.read("what was agreed", false, func(state *allocation.State) bool {
-		led[state.Office.Leader] = true
+		if state.Office.Leader != "" {
+			led[state.Office.Leader] = true
+		}
 		for _, lives := range state.Controllers {
 			died = died || !lives
 		}
@@ -397,6 +414,22 @@ func (cluster *cluster) bound(path string) []string {
 		}
 	}
 	return by
+}
+
+// hold holds such requests of all schedulers: who will lead when it matters nobody knows before.
+func (cluster *cluster) hold(held func(*http.Request) bool) {
+	for _, proxy := range cluster.proxies {
+		proxy.Hold(held)
+	}
+}
+
+// holdOnly lets the requests of all others go on.
+func (cluster *cluster) holdOnly(name string) {
+	for other, proxy := range cluster.proxies {
+		if other != name {
+			proxy.Hold(nil)
+		}
+	}
 }
 
 // late lets a scheduler's held requests go on, and looks that each comes to nothing.

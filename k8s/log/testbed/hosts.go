@@ -1,11 +1,13 @@
 package testbed
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -29,8 +31,32 @@ func OnLoopback(t testing.TB) *Hosts {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newHosts(t, nil, names, addresses)
+	hosts := newHosts(t, nil, names, addresses)
+	for _, name := range names {
+		hosts.patient(t, name)
+	}
+	return hosts
 }
+
+// patient gives a host's groups longer elections: where one machine plays all hosts and the clients, with the race detector, a daemon that has no turn for 60 ms is an everyday thing, and no
+// death.
+func (hosts *Hosts) patient(t testing.TB, name string) {
+	t.Helper()
+	path := filepath.Join(hosts.Folder(name), "cluster.toml")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	longer := election.ReplaceAll(text, []byte("election_ms = 300"))
+	if bytes.Equal(text, longer) {
+		t.Fatalf("%s has no election_ms", path)
+	}
+	if err := os.WriteFile(path, longer, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var election = regexp.MustCompile(`(?m)^election_ms = \d+$`)
 
 // Ports above those that services are known by, and below those that Linux gives to connections.
 const first, end, tries = 10_000, 32_000, 100

@@ -266,6 +266,9 @@ mod tests {
         let hangs = std::thread::spawn(|| std::thread::park_timeout(Duration::from_secs(60)));
         let disk = hangs.thread().clone();
         let done = std::thread::spawn(|| {});
+        while !done.is_finished() {
+            std::thread::yield_now();
+        }
         assert_eq!(await_all(vec![hangs, done], Duration::from_secs(1)), 1);
         disk.unpark();
         assert_eq!(await_all(Vec::new(), Duration::ZERO), 0);

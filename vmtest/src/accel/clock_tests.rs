@@ -10,6 +10,9 @@ use super::probe::{Vm, copy, spec};
 use crate::image::{GuestImage, cpio};
 use crate::paths;
 
+/// So long a QEMU may take for an order, on a machine that does other things as well.
+const OBEYS: Duration = Duration::from_secs(60);
+
 /// Sleeps (a timer that is lost ends it), looks whether a clock has gone back and whether memory and vector registers are what was
 /// written there, makes and drops page tables, and says so. Saves come most often while it counts with its vector registers full.
 const PROGRAM: &str = r#"
@@ -116,15 +119,15 @@ fn clocks_timers_memory_and_registers_over_loads_in_place() {
     );
     let mut backup = Vm::start(&spec, Start::Incoming).unwrap();
     let mut colo = backup.qemu.take_colo().unwrap();
-    primary.qemu.stop().unwrap();
-    let state = primary.qemu.save_state(true).unwrap();
+    primary.qemu.stop_within(OBEYS).unwrap();
+    let state = primary.qemu.save_state_within(true, OBEYS).unwrap();
     copy(&primary.qemu, &backup.qemu).unwrap();
     colo.enable(&state).unwrap();
     let first = newest(&primary).0;
     let mut ran = Duration::ZERO;
     for load in 0..loads {
         let seen = [&primary, &backup].map(|vm| vm.qemu.console().total_bytes());
-        primary.qemu.cont().unwrap();
+        primary.qemu.cont_within(OBEYS).unwrap();
         let since = Instant::now();
         for (vm, (who, seen)) in [&primary, &backup]
             .into_iter()
@@ -136,9 +139,9 @@ fn clocks_timers_memory_and_registers_over_loads_in_place() {
             assert!(more, "{who} stands still after {load} loads: {tail}");
         }
         colo.request().unwrap();
-        primary.qemu.stop().unwrap();
+        primary.qemu.stop_within(OBEYS).unwrap();
         ran += since.elapsed();
-        let state = primary.qemu.save_state(false).unwrap();
+        let state = primary.qemu.save_state_within(false, OBEYS).unwrap();
         colo.load(&state, || {
             copy(&primary.qemu, &backup.qemu).map_err(std::io::Error::other)
         })

@@ -12,7 +12,7 @@ fn linked() -> (Peer, Peer) {
     while !ours.is_up() || !theirs.is_up() {
         ours.progress(1 << 20, 1, false).unwrap();
         theirs.progress(1 << 20, 1, false).unwrap();
-        assert!(begun.elapsed().as_secs() < 10, "no grant came");
+        assert!(begun.elapsed().as_secs() < 60, "no grant came");
     }
     (ours, theirs)
 }
@@ -41,7 +41,7 @@ fn what_a_link_had_no_room_for_goes_on_when_it_has() {
         }
         while ours.hear(&mut buffer, 1).is_some() {}
         assert!(
-            begun.elapsed().as_secs() < 10,
+            begun.elapsed().as_secs() < 60,
             "{heard} of {MESSAGES} messages arrived"
         );
     }
@@ -75,7 +75,7 @@ fn until_granted(ours: &mut Peer, theirs: &mut Peer) {
     let begun = std::time::Instant::now();
     while ours.transport.granted(LOG) != theirs.transport.opened(LOG) {
         ours.progress(1 << 20, 1, false).unwrap();
-        assert!(begun.elapsed().as_secs() < 10, "the grant does not arrive");
+        assert!(begun.elapsed().as_secs() < 60, "the grant does not arrive");
     }
 }
 
@@ -87,7 +87,7 @@ fn an_entry_arrives(ours: &mut Peer, theirs: &mut Peer, entry: &[u8]) {
     while theirs.hear(&mut buffer, 1).is_none() {
         ours.flush(true, &mut counters).unwrap();
         theirs.progress(1 << 20, 1, false).unwrap();
-        assert!(begun.elapsed().as_secs() < 10, "the entry does not arrive");
+        assert!(begun.elapsed().as_secs() < 60, "the entry does not arrive");
     }
     assert_eq!(buffer, entry);
 }

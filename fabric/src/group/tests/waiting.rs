@@ -45,7 +45,7 @@ fn an_owner_that_waits_itself_misses_nothing_and_what_did_not_ring_is_not_read()
         c.group(other).arm();
         let begun = Instant::now();
         while !is_readable(c.group(other)) {
-            assert!(begun.elapsed().as_secs() < 20, "nothing came");
+            assert!(begun.elapsed().as_secs() < 60, "nothing came");
         }
         c.group(other).woke(false);
         while c.group(other).poll(now).is_some() {}

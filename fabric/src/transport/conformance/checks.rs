@@ -251,7 +251,7 @@ pub fn stale_writes_are_never_read(bed: &mut dyn Bed) {
             b.fabric()
         );
         assert!(
-            Instant::now() < deadline + Duration::from_secs(5),
+            Instant::now() < deadline + Duration::from_secs(60),
             "the new grant did not arrive"
         );
     }
@@ -332,6 +332,7 @@ pub fn a_sleeper_is_woken(bed: &mut dyn Bed) {
     open(&mut *b, &mut *a, 1, REGION);
     const ROUNDS: u64 = 3000;
     let sleep_until = |t: &mut dyn Transport, offset: usize, value: u64| {
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             t.progress(1 << 16).expect("progress");
             if t.region(R).expect("open").load(offset) >= value {
@@ -348,7 +349,14 @@ pub fn a_sleeper_is_woken(bed: &mut dyn Bed) {
                     .collect();
                 // SAFETY: a live array of the stated length.
                 let n = unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, 5000) };
-                assert!(n != 0, "{}: nobody woke the sleeper at {value}", t.fabric());
+                // Where the peer's thread had no turn meanwhile there was nothing to wake it for.
+                let due = t.region(R).expect("open").load(offset) >= value;
+                assert!(
+                    n != 0 || !due,
+                    "{}: nobody woke the sleeper at {value}",
+                    t.fabric()
+                );
+                assert!(Instant::now() < deadline, "{}: {value} does not come", t.fabric());
             }
             t.disarm();
         }

@@ -26,7 +26,7 @@ fn events_beside_answers_are_kept_and_an_unknown_one_harms_nothing() {
         "{\"return\": {}, \"id\": 1}\r\n",
         "{\"event\": \"STOP\"}\r\n{\"event\": \"FROM_THE_FUTURE\", \"data\": {\"x\": 1}}\r\n{\"return\": {\"a\": 5}, \"id\": 2}\r\n{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-shutdown\"}}\r\n",
     ]);
-    let (qmp, version) = Qmp::handshake(ours, Duration::from_secs(5)).unwrap();
+    let (qmp, version) = Qmp::handshake(ours, PATIENCE).unwrap();
     assert_eq!(version, "7.2.22 Debian");
     assert_eq!(qmp.execute("stop", Value::Null).unwrap()["a"], 5);
     let mut events = vec![];
@@ -87,7 +87,7 @@ fn a_command_that_is_only_asked_for_is_waited_for_until_its_event() {
         "{\"return\": {}, \"id\": 1}\r\n{\"event\": \"RESET\", \"data\": {\"guest\": false}}\r\n",
         "{\"return\": {}, \"id\": 2}\r\n{\"event\": \"STOP\"}\r\n",
     ]);
-    let (qmp, _) = Qmp::handshake(ours.try_clone().unwrap(), Duration::from_secs(5)).unwrap();
+    let (qmp, _) = Qmp::handshake(ours.try_clone().unwrap(), PATIENCE).unwrap();
     assert!(matches!(
         qmp.execute_until("system_reset", &QemuEvent::Reset { guest: false }),
         Err(QmpError::Closed)
@@ -96,7 +96,7 @@ fn a_command_that_is_only_asked_for_is_waited_for_until_its_event() {
         "{\"return\": {}, \"id\": 1}\r\n",
         "{\"return\": {}, \"id\": 2}\r\n{\"event\": \"STOP\"}\r\n{\"event\": \"RESET\", \"data\": {\"guest\": false}}\r\n",
     ]);
-    let (qmp, _) = Qmp::handshake(ours, Duration::from_secs(5)).unwrap();
+    let (qmp, _) = Qmp::handshake(ours, PATIENCE).unwrap();
     qmp.execute_until("system_reset", &QemuEvent::Reset { guest: false })
         .unwrap();
     assert_eq!(
@@ -111,12 +111,12 @@ fn a_refusal_carries_qemus_words() {
         "{\"return\": {}, \"id\": 1}\r\n",
         "{\"id\": 2, \"error\": {\"class\": \"GenericError\", \"desc\": \"no such thing\"}}\r\n",
     ]);
-    let (qmp, _) = Qmp::handshake(ours, Duration::from_secs(5)).unwrap();
+    let (qmp, _) = Qmp::handshake(ours, PATIENCE).unwrap();
     let error = qmp.execute("x-y", Value::Null).unwrap_err().to_string();
     assert_eq!(error, "QEMU refuses x-y: no such thing");
 }
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(200);
 
 /// A QEMU that says its greeting, takes our capabilities, and answers nothing any more; with its end of the socket.
