@@ -160,6 +160,18 @@ pub struct LastLife {
     /// If `disks` is empty: no image is newer than this. None if that is not known either.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_most: Option<DiskStanding>,
+    /// What is remembered of each image, in the order of the configuration. Empty if an older build answers.
+    #[serde(default)]
+    pub images: Vec<ImageLife>,
+}
+
+/// What a host remembers of one image.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ImageLife {
+    /// A VM has used it here. One that none has used is new.
+    pub known: bool,
+    /// How new it was. None if that could not be read, or if it is not known.
+    pub standing: Option<DiskStanding>,
 }
 
 /// Which members held a complete copy, as a host has noted it.

@@ -23,7 +23,7 @@ mod state;
 mod status;
 mod word;
 
-pub use answer::{Answer, DiskStanding, LastLife, Note, Standing};
+pub use answer::{Answer, DiskStanding, ImageLife, LastLife, Note, Standing};
 pub use certificate::Certificate;
 pub use event::{Event, EventKind};
 pub use figures::{AnswerFigures, ProgramStatus, QueueFigures, SpeculationFigures, SyncFigures};

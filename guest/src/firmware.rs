@@ -42,7 +42,8 @@ pub enum FirmwareError {
     Missing,
     /// A UEFI's code, in the block of this name.
     #[error(
-        "the UEFI's code ({0}) on the primary's host is not the one here: install the same version of the package ovmf on both hosts"
+        "the UEFI's code ({0}) that the VM runs with on the primary's host is not the one here: install the same version of the package ovmf on both hosts; if they have it, the VM \
+         runs since before an update: 'dunlin down' and 'dunlin up'"
     )]
     OtherCode(String),
     /// A block has another size, or is not there at all.

@@ -406,7 +406,9 @@ pub fn network(spec: &VmSpec) -> Vec<Finding> {
         .and_then(|socket| rustix::net::netdevice::name_to_index(&socket, bridge))
         .is_err()
         {
-            let mend = format!("ip link add {bridge} type bridge && ip link set {bridge} up");
+            let mend = format!(
+                "ip link add {bridge} type bridge forward_delay 0 && ip link set {bridge} up, and put this host's card into it: docs/networks.md"
+            );
             findings.push(Finding::bad(
                 "bridge",
                 format!("there is no interface {bridge:?} here"),
@@ -425,7 +427,8 @@ fn files(spec: &VmSpec) -> Vec<Finding> {
             Err(e) => findings.push(Finding::bad(
                 what,
                 format!("{}: {e}", path.display()),
-                "correct the path in the VM's file, or give the daemon the right to open it",
+                "correct the path in the VM's file, or give the daemon the right to open it (as a service it neither writes below /home, /root and /usr nor sees /tmp: use \
+                 /srv/vm)",
             )),
         };
     };

@@ -22,7 +22,7 @@ pub enum HostError {
     #[error("'{0}' is no host name")]
     Name(String),
     /// It has no port, or is a name.
-    #[error("'{0}' is no ADDRESS:PORT, such as 10.0.0.1:7700")]
+    #[error("'{0}' is no ADDRESS:PORT, such as 10.0.0.1:7700 or [fd00::1]:7700")]
     Address(String),
     /// It stands for any.
     #[error("{0} is no address that other hosts can reach: write the host's own, such as 10.0.0.1:7700")]

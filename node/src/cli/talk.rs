@@ -6,6 +6,7 @@ use crate::control::http::Conversation;
 use crate::vm::AGAIN;
 use anyhow::{Result, bail};
 use dunlin_api::{Answer, Event, HostStatus, Request, Role, State, VmStatus};
+use std::cell::RefCell;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -224,11 +225,12 @@ pub fn verify_disk(socket: &Path, vm: String, repair: bool) -> Result<ExitCode> 
 
 /// Shuts a VM or program down and waits until this host has forgotten it.
 pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode> {
-    let here = status(socket)?;
-    let is_program = here
-        .vms
-        .iter()
-        .any(|here| here.name == vm && here.program.is_some());
+    let status = status(socket)?;
+    let here = status.vms.iter().find(|here| here.name == vm);
+    let is_program = here.is_some_and(|here| here.program.is_some());
+    let has_disks =
+        here.is_some_and(|here| !is_program && (!here.disks.is_empty() || here.role == Role::Witness));
+    let served = RefCell::new(here.and_then(|here| here.leader.clone()));
     let what = format!("{} '{vm}'", if is_program { "program" } else { "VM" });
     let teller = Teller::new()?;
     teller.waits(&match (now, force) {
@@ -237,18 +239,24 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
         (false, false) if is_program => format!("{what} is asked to end"),
         (false, false) => format!("{what} is asked to switch itself off"),
     });
-    let answer = end(socket, vm, &what, now, force, &teller)?;
+    let answer = end(socket, vm, &what, now, force, &teller, &served)?;
     drop(teller);
     match answer {
         Some(answer) => Ok(print(&answer)),
         None => {
-            println!("{what} is down");
+            // Whoever copies an image, or starts the VM without Dunlin, has to know whose: the other host has what the last sync brought.
+            match served.into_inner().filter(|_| has_disks) {
+                Some(host) => {
+                    println!("{what} is down; host '{host}' served it last, so its disks are the newest")
+                }
+                None => println!("{what} is down"),
+            }
             Ok(ExitCode::SUCCESS)
         }
     }
 }
 
-/// Has it ended; the daemon's answer where that says more than that it is down. A host that takes over meanwhile is asked again.
+/// Has it ended; the daemon's answer where that says more than that it is down. A host that takes over meanwhile is asked again, and noted in `served`.
 fn end(
     socket: &Path,
     vm: &str,
@@ -256,6 +264,7 @@ fn end(
     now: bool,
     force: bool,
     teller: &Teller,
+    served: &RefCell<Option<String>>,
 ) -> Result<Option<Answer>> {
     let request = Request::Down {
         vm: vm.to_owned(),
@@ -289,6 +298,9 @@ fn end(
         let here = status.vms.iter().find(|here| here.name == vm);
         if let Some(here) = here {
             let host = &status.host;
+            if here.leader.is_some() {
+                served.replace(here.leader.clone());
+            }
             teller.waits(&match here.state {
                 State::Stopped => format!("host '{host}' puts away what is left of {what}"),
                 _ => format!("{what} ends; on host '{host}' it is {}", here.state_in_words()),

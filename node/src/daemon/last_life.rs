@@ -9,7 +9,7 @@
 //! * **Source:** as `vm::cold`, which finds the newest disk while the VM's state is still there. `dunlin down` takes that away, and the first
 //!   member may be a host that the VM has left long ago. **Not here:** the marks of a bare program's data (`vm::program::images`).
 
-use dunlin_api::{DiskStanding, LastLife};
+use dunlin_api::{DiskStanding, ImageLife, LastLife};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -157,13 +157,17 @@ pub fn of(state: &Path, images: &[PathBuf]) -> LastLife {
     let number = known().map(|mark| mark.life).max();
     let is_as_left =
         |mark: &Mark| Some(mark.life) == number && Stamp::of(&mark.image).is_ok_and(|now| now == mark.stamp);
-    let standings: Option<Vec<DiskStanding>> = found
+    let images: Vec<ImageLife> = found
         .iter()
-        .map(|mark| mark.as_ref().and_then(|mark| mark.standing))
+        .map(|mark| ImageLife {
+            known: mark.is_some(),
+            standing: mark.as_ref().and_then(|mark| mark.standing),
+        })
         .collect();
     LastLife {
         number,
-        disks: standings.unwrap_or_default(),
+        disks: standings_of(images.iter()),
+        images,
         untouched: found.iter().all(|mark| mark.as_ref().is_some_and(is_as_left)),
         sure: known().all(|mark| !mark.stamp.is_block_device),
         unreadable: false,
@@ -192,8 +196,46 @@ pub enum Begin<'a> {
     },
 }
 
+/// What they remember without the images that no member knows, if there are such: those are new to the VM, and tell nothing of the others.
+fn without_new_images<'a>(members: &[(&'a str, LastLife)]) -> Option<Vec<(&'a str, LastLife)>> {
+    let is_new = |at: usize| {
+        let known = |last: &LastLife| last.images.get(at).is_none_or(|image| image.known);
+        !members.iter().any(|(_, last)| known(last))
+    };
+    let images = members
+        .iter()
+        .map(|(_, last)| last.images.len())
+        .max()
+        .unwrap_or(0);
+    if !(0..images).any(is_new) {
+        return None;
+    }
+    let of_known = |last: &LastLife| LastLife {
+        disks: standings_of(
+            (0..)
+                .zip(&last.images)
+                .filter(|(at, _)| !is_new(*at))
+                .map(|(_, image)| image),
+        ),
+        ..last.clone()
+    };
+    let of_all = members.iter().map(|(host, last)| (*host, of_known(last)));
+    Some(of_all.collect())
+}
+
+/// How new these were; nothing where that is not known of one of them.
+fn standings_of<'a>(images: impl Iterator<Item = &'a ImageLife>) -> Vec<DiskStanding> {
+    images
+        .map(|image| image.standing)
+        .collect::<Option<_>>()
+        .unwrap_or_default()
+}
+
 /// Where a VM begins of whose images its members, in their order, remember this.
 pub fn judge<'a>(members: &[(&'a str, LastLife)]) -> Begin<'a> {
+    let known = without_new_images(members);
+    let some_are_new = known.is_some();
+    let members = known.as_deref().unwrap_or(members);
     let is_whole = |last: &LastLife| !last.disks.is_empty() && last.disks.iter().all(|disk| disk.consistent);
     // Also of what somebody has written to since: it was the newest until then.
     let rank = |last: &LastLife| {
@@ -238,7 +280,7 @@ pub fn judge<'a>(members: &[(&'a str, LastLife)]) -> Begin<'a> {
     }
     if rank(of_first) == rank(of_newest) {
         // Whoever has put another image in its place has listed that host first.
-        return match is_whole(of_first) || !of_first.untouched {
+        return match is_whole(of_first) || (!of_first.untouched && !some_are_new) {
             true => Begin::AsListed,
             false => unclear("they are half a copy, and no host has whole ones"),
         };
@@ -271,14 +313,21 @@ mod tests {
         }
     }
 
+    fn known(disk: DiskStanding) -> ImageLife {
+        ImageLife {
+            known: true,
+            standing: Some(disk),
+        }
+    }
+
     fn left(number: u64, disk: DiskStanding) -> LastLife {
         LastLife {
             number: Some(number),
             disks: vec![disk],
             untouched: true,
             sure: true,
-            unreadable: false,
             at_most: Some(disk),
+            ..LastLife::default()
         }
     }
 
@@ -380,6 +429,49 @@ mod tests {
     }
 
     #[test]
+    fn invariant_1_a_disk_that_is_new_hides_nobodys_newer_ones() {
+        let with_new = |last: LastLife| LastLife {
+            images: vec![known(last.disks[0]), ImageLife::default()],
+            disks: vec![],
+            untouched: false,
+            ..last
+        };
+        let (old, new) = (left(1, disk(1, true)), left(1, disk(2, true)));
+        // What is in it a person knows: it may have been filled on one host.
+        let begin = begins(&with_new(old.clone()), &with_new(new.clone()));
+        assert!(is_unclear(&begin), "{begin:?}");
+        assert_eq!(
+            begins(&with_new(new.clone()), &with_new(old.clone())),
+            Begin::AsListed
+        );
+        assert_eq!(
+            begins(&with_new(new.clone()), &with_new(new.clone())),
+            Begin::AsListed
+        );
+        let half = |last: &LastLife| {
+            let mut last = last.clone();
+            last.disks[0].consistent = false;
+            with_new(last)
+        };
+        let begin = begins(&half(&new), &half(&new));
+        assert!(matches!(begin, Begin::Unclear { .. }), "{begin:?}");
+        // One that one host has had is not new: it is the one to ask for.
+        let of_both = LastLife {
+            images: vec![known(disk(2, true)); 2],
+            disks: vec![disk(2, true); 2],
+            ..new.clone()
+        };
+        assert!(is_unclear(&begins(&with_new(new.clone()), &of_both)));
+        // A build that does not tell which it knows is believed as before.
+        let older = LastLife {
+            images: vec![],
+            ..with_new(new.clone())
+        };
+        let begin = begins(&with_new(old), &older);
+        assert!(matches!(begin, Begin::Unclear { .. }), "{begin:?}");
+    }
+
+    #[test]
     fn invariant_2_what_somebody_has_put_there_is_a_persons_to_judge() {
         let (nothing, old, new) = (
             LastLife::default(),
@@ -436,6 +528,7 @@ mod tests {
             of(state.path(), &images),
             LastLife {
                 sure: true,
+                images: vec![ImageLife::default()],
                 ..LastLife::default()
             }
         );
@@ -465,6 +558,7 @@ mod tests {
             sure: true,
             unreadable: false,
             at_most: Some(standings[1]),
+            images: standings.map(known).to_vec(),
         };
         assert_eq!(of(state.path(), &images), last);
         // Another VM with one of them: it is a later life of that one alone.

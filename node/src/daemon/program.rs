@@ -200,7 +200,7 @@ fn is_one(daemon: &Daemon, vm: &str) -> Result<(), Answer> {
             "there is no program '{vm}' on this host; 'dunlin status' lists them"
         ))),
         Some(false) => Err(Answer::refused(format!(
-            "'{vm}' is a VM: 'dunlin events' has its console's last lines"
+            "'{vm}' is a VM: with 'serial_log' in its file, each host keeps what its guest prints"
         ))),
     }
 }

@@ -61,7 +61,10 @@ pub fn read(domain: Node<'_, '_>, import: &mut Import) {
         .iter()
         .all(|part| attribute(cpu, "topology", part).is_none_or(|count| count == "1"));
     if !one_each {
-        import.leave_out("cpu topology", "each virtual CPU is a socket of its own");
+        import.leave_out(
+            "cpu topology",
+            "the guest sees one socket with one core for each virtual CPU",
+        );
     }
     for part in ["numa", "cache", "maxphysaddr"] {
         if child(cpu, part).is_some() {

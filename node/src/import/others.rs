@@ -54,7 +54,7 @@ const DEVICES: [(&str, &str); 26] = [
     ),
     (
         "graphics",
-        "there is no screen (spice, vnc): use the serial console or the network",
+        "there is no screen (spice, vnc), and no console to type on: use the network; 'serial_log' keeps what the guest prints",
     ),
     ("video", "there is no screen"),
     ("sound", "there is no sound"),
@@ -279,7 +279,10 @@ fn settings(interface: Node<'_, '_>, name: &str, import: &mut Import) {
             "vlan",
             "tags belong to the bridge: make one on the VLAN, on both hosts",
         ),
-        ("mtu", "the TAP has the bridge's MTU, and the guest its own"),
+        (
+            "mtu",
+            "Dunlin's cards carry frames of 1500 bytes: set no larger MTU in the guest",
+        ),
         ("bandwidth", "use tc on the TAP or the bridge"),
         ("filterref", "use nftables on the bridge"),
         ("portOptions", "use the bridge's own"),
