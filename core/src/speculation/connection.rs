@@ -25,6 +25,13 @@ const IDLE_US: u64 = 4 * 3_600_000_000;
 /// The same where the VM has closed its end, the client has that, and does not close its own.
 const HALF_CLOSED_US: u64 = 600_000_000;
 
+/// Memory that a stream has had and does not need any more: a client could have each of its connections grow once.
+pub(super) fn give_back(bytes: &mut VecDeque<u8>) {
+    if bytes.capacity() > 64 << 10 && bytes.capacity() / 4 > bytes.len() {
+        bytes.shrink_to(2 * bytes.len());
+    }
+}
+
 /// The later of two sequence numbers.
 pub(super) fn later(a: u32, b: u32) -> u32 {
     if before(a, b) { b } else { a }
@@ -383,9 +390,12 @@ impl Connection {
         let n = (to.wrapping_sub(self.base) as usize).min(self.bytes.len());
         self.bytes.drain(..n);
         self.base = to;
-        if self.bytes.is_empty() && self.bytes.capacity() > 64 << 10 {
-            self.bytes = VecDeque::new();
-        }
+        give_back(&mut self.bytes);
+    }
+
+    /// What the client has, with the VM's end.
+    pub(super) fn arrived(&self) -> u32 {
+        self.una.wrapping_add(u32::from(self.fin_acked))
     }
 
     /// What the VM is told of its bytes: its end only when the client has it.
@@ -560,8 +570,7 @@ impl Connection {
 
     /// All that the VM said before its reset has arrived.
     pub(super) fn reset_client(&mut self, cx: &mut Context<'_>) {
-        let seq = self.una.wrapping_add(u32::from(self.fin_acked));
-        let reset = self.for_client(seq, self.told, RST | ACK, &[]);
+        let reset = self.for_client(self.arrived(), self.told, RST | ACK, &[]);
         cx.out.push(reset);
         self.close_socket(cx);
         self.phase = Phase::Gone;

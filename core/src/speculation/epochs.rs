@@ -133,9 +133,9 @@ impl Connection {
                 let frame = self.for_client(self.shadow_nxt, pair, ACK, &sack);
                 cx.out.push(frame);
             }
-            Word::KeepAlive if self.una == self.shadow_nxt => {
+            Word::KeepAlive if self.arrived() == self.shadow_nxt => {
                 self.asked = true;
-                let frame = self.for_client(self.una.wrapping_sub(1), self.told, ACK, &[]);
+                let frame = self.for_client(self.arrived().wrapping_sub(1), self.told, ACK, &[]);
                 cx.out.push(frame);
             }
             // The shadow socket asks for itself while its bytes are not acknowledged.

@@ -84,6 +84,10 @@ impl Speculation {
         }
         let known = self.handshakes.get(&flow);
         if known.is_some_and(|known| known.by_vm == from_vm && known.opener.isn == offer.isn) {
+            if from_vm {
+                // Its peer may have got this one alone: what comes with an older clock it throws away.
+                self.ticks(&flow, segment);
+            }
             return;
         }
         self.forget_handshake(&flow);

@@ -4,7 +4,7 @@
 //! 2. what does not follow what is known is refused when it comes, and leaves everything as it was. 3. the streams' bytes are bounded.
 //! Not here: the session that carries it.
 
-use super::connection::Connection;
+use super::connection::{self, Connection};
 use super::epochs::next_until;
 use super::handshake::Handshake;
 use super::state::{Change, decode};
@@ -119,6 +119,7 @@ impl Replica {
                 let n = (new.una.wrapping_sub(new.base) as usize).min(new.bytes.len());
                 new.bytes.drain(..n);
                 new.base = new.una;
+                connection::give_back(&mut new.bytes);
                 self.bytes += new.kept();
             }
         }

@@ -124,7 +124,8 @@ fn link(reader: &mut Reader) -> Result<(u8, u32, Link), WireError> {
     let mut header = || {
         let length = usize::from(reader.u8()?);
         match length {
-            0 | 14..=MOST_LINK_BYTES => reader.take(length),
+            // Its own bytes: as a part of what came it would keep all of that.
+            0 | 14..=MOST_LINK_BYTES => Ok(Bytes::copy_from_slice(&reader.take(length)?)),
             _ => Err(WireError::Invalid("length of a link's header")),
         }
     };

@@ -11,6 +11,7 @@ use super::write::ECE;
 use crate::agreed::Frame;
 use crate::output::packet::{ACK, Segment, before};
 use crate::output::rewriter::rewrite::Rewriter;
+use bytes::Bytes;
 
 /// Words without data that one connection may have waiting in one epoch. More are repeated acknowledgements; 3 do.
 const MOST_WORDS: usize = 64;
@@ -71,8 +72,8 @@ impl Connection {
 
     /// A segment that tells nothing new of the VM's own stream.
     fn word(&mut self, frame: &Frame, segment: &Segment, limit: u32) {
-        if before(segment.seq, self.nxt) {
-            // Linux asks in the same way whether a closed window is open, and whether a client that is silent is there.
+        if before(segment.seq, self.ack_for_vm()) {
+            // Linux asks in the same way whether a closed window is open, and whether a client that is silent is there; behind its end with the end's own number.
             let open = self.said_edge.wrapping_sub(self.nxt);
             if before(self.nxt, self.said_edge) && open >= self.widest(limit) / 8 {
                 if !self.words.contains(&Word::KeepAlive) {
@@ -89,7 +90,8 @@ impl Connection {
             echo: segment.timestamps.map_or(0, |stamps| stamps.echo),
             ece: segment.flags & ECE != 0,
         };
-        let sack = frame.bytes.slice(segment.sack.clone());
+        // Its own bytes: a frame may be padded to any size.
+        let sack = Bytes::copy_from_slice(&frame.bytes[segment.sack.clone()]);
         // One that acknowledges more makes the one before it needless; repeated ones are counted by the client.
         if let Some(Word::Acknowledgement {
             pair: last,

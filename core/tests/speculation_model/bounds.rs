@@ -152,3 +152,25 @@ fn after_a_take_over_sockets_are_built_a_few_in_a_turn() {
     }
     assert_eq!(talk.wait(0), NOTHING);
 }
+
+/// What it knew of a silent connection was a part of the whole message of the epoch in which that had last changed: with a thousand of them it kept a thousand messages.
+#[test]
+fn a_backup_keeps_nothing_of_a_message_but_what_it_knows() {
+    let mut talk = Talk::new();
+    talk.greet();
+    for has_opened in [false, true] {
+        if has_opened {
+            let third = talk.of_client(0, 0);
+            talk.says(&third);
+            talk.data(0, b"bytes");
+        }
+        let part = talk.core.cut(talk.epoch, talk.epoch == Epoch(1));
+        talk.replica
+            .stage(talk.epoch, part.clone())
+            .expect("what a primary says");
+        talk.replica.complete(talk.epoch);
+        talk.epoch = talk.epoch.next();
+        assert_eq!(talk.replica.size().0, 1);
+        assert!(part.is_unique());
+    }
+}

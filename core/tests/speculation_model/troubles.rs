@@ -203,6 +203,26 @@ pub(super) fn half_closed(talk: &mut Talk) {
     assert_eq!(talk.flush(), ["vm: ACK 0 ack 1"]);
 }
 
+/// Linux asks with its end's own number. The client answered nothing to what came as an acknowledgement, and the VM took it for dead.
+#[test]
+fn a_vm_that_has_said_its_end_asks_whether_its_client_is_there() {
+    let mut talk = Talk::open();
+    half_closed(&mut talk);
+    let question = talk.of_vm(0, 0);
+    assert_eq!(talk.says(&question), NOTHING);
+    assert_eq!(talk.sync(), ["client: ACK 0 ack 0"]);
+    let answer = talk.of_client(0, 1);
+    talk.says(&answer);
+    assert_eq!(talk.flush(), ["vm: ACK 0 ack 1"]);
+    // It acknowledges what the client says, too.
+    let mut more = talk.of_client(0, 1);
+    more.payload = b"more".to_vec();
+    assert_eq!(talk.says(&more), ["vm: ACK 0 ack 1 \"more\""]);
+    let ack = talk.of_vm(1, 4);
+    assert_eq!(talk.says(&ack), NOTHING);
+    assert_eq!(talk.sync(), ["client: ACK 1 ack 4"]);
+}
+
 #[test]
 fn connections_that_never_end_make_room_for_others_after_a_minutes_silence() {
     for is_half_closed in [false, true] {
