@@ -555,40 +555,6 @@ fn a_connection_that_the_vm_opens() {
     assert_eq!(talk.sync(), ["client: ACK 0 ack 0"]);
 }
 
-/// Its peer may have got the repeated SYN alone, and throws away as old what has an older clock: a connection whose first SYN was lost stood still.
-#[test]
-fn a_repeated_syn_of_the_vm_has_the_newer_clock() {
-    for dies in [false, true] {
-        let mut talk = Talk::new();
-        let mut syn = talk.seg(true, SYN, VM - 1, 0);
-        syn.offer = Some(talk.offer());
-        syn.ticks = Some((50, 0));
-        talk.says(&syn);
-        if dies {
-            talk.sync();
-            talk.die();
-        }
-        syn.ticks = Some((1050, 0));
-        let frame = write(&syn);
-        talk.says(&syn);
-        talk.core.leaves(talk.now, &frame);
-        let mut answer = talk.seg(false, SYN | ACK, CLIENT - 1, VM);
-        answer.offer = Some(talk.offer());
-        answer.ticks = Some((60, 1050));
-        assert_eq!(talk.says(&answer), ["vm: SYN|ACK -1 ack 0"]);
-        let mut third = talk.of_vm(0, 0);
-        third.ticks = Some((1050, 60));
-        assert_eq!(talk.says(&third).len(), 1, "built");
-        let epoch = talk.cut();
-        let mut out = vec![];
-        talk.core.released(talk.now, epoch, &mut out);
-        let Some(Action::ToClient(frame, _)) = out.first() else {
-            panic!("{out:?}")
-        };
-        assert_eq!(read(frame).and_then(|seg| seg.ticks), Some((1050, 60)));
-    }
-}
-
 /// A server that speaks first would wait for ever: its client's repeated acknowledgements say nothing new, and stay here.
 #[test]
 fn a_vm_that_repeats_its_answer_to_a_syn_is_told_that_the_handshake_has_ended() {

@@ -1,7 +1,7 @@
 //! Transcripts of timestamps, and of who makes room: whose own clock its client would take for an old one does not.
 
 use super::seg::*;
-use super::talk::{CLIENT, Talk, limits};
+use super::talk::{CLIENT, Talk, VM, limits};
 use super::troubles::half_closed;
 use dunlin_core::offload::Offload;
 use dunlin_core::speculation::{Action, Limits, Speculation};
@@ -184,4 +184,38 @@ fn acknowledgements_have_the_clients_own_clock_where_that_is_newer() {
     talk.says(&question);
     talk.data(0, b"not yet of it");
     assert_eq!(acknowledged(&mut talk), Some((90, 50)));
+}
+
+/// Its peer may have got the repeated SYN alone, and throws away as old what has an older clock: a connection whose first SYN was lost stood still.
+#[test]
+fn a_repeated_syn_of_the_vm_has_the_newer_clock() {
+    for dies in [false, true] {
+        let mut talk = Talk::new();
+        let mut syn = talk.seg(true, SYN, VM - 1, 0);
+        syn.offer = Some(talk.offer());
+        syn.ticks = Some((50, 0));
+        talk.says(&syn);
+        if dies {
+            talk.sync();
+            talk.die();
+        }
+        syn.ticks = Some((1050, 0));
+        let frame = write(&syn);
+        talk.says(&syn);
+        talk.core.leaves(talk.now, &frame);
+        let mut answer = talk.seg(false, SYN | ACK, CLIENT - 1, VM);
+        answer.offer = Some(talk.offer());
+        answer.ticks = Some((60, 1050));
+        assert_eq!(talk.says(&answer), ["vm: SYN|ACK -1 ack 0"]);
+        let mut third = talk.of_vm(0, 0);
+        third.ticks = Some((1050, 60));
+        assert_eq!(talk.says(&third).len(), 1, "built");
+        let epoch = talk.cut();
+        let mut out = vec![];
+        talk.core.released(talk.now, epoch, &mut out);
+        let Some(Action::ToClient(frame, _)) = out.first() else {
+            panic!("{out:?}")
+        };
+        assert_eq!(read(frame).and_then(|seg| seg.ticks), Some((1050, 60)));
+    }
 }
