@@ -317,12 +317,9 @@ fn a_killed_host_has_no_process_left_and_a_frozen_one_does_not_run() -> Result<(
         std::thread::sleep(Duration::from_millis(500));
         (host.cpu_time().unwrap_or_default() - used).as_secs_f64() / begun.elapsed().as_secs_f64()
     };
-    let shares: Vec<f64> = (0..10).map(|_| window()).collect();
-    let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
     assert!(
-        least < 0.35,
-        "a host with 20 % of a core used {:.0} % at least",
-        least * 100.0
+        (0..10).any(|_| window() < 0.35),
+        "a host with 20 % of a core used more than 35 % all the time"
     );
     host.kill_all()?;
     assert!(host.pids().is_empty());

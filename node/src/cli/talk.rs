@@ -230,7 +230,7 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
     let is_program = here.is_some_and(|here| here.program.is_some());
     let has_disks =
         here.is_some_and(|here| !is_program && (!here.disks.is_empty() || here.role == Role::Witness));
-    let served = RefCell::new(here.and_then(|here| here.leader.clone()));
+    let served = RefCell::new(here.and_then(serves));
     let what = format!("{} '{vm}'", if is_program { "program" } else { "VM" });
     let teller = Teller::new()?;
     teller.waits(&match (now, force) {
@@ -256,6 +256,17 @@ pub fn down(socket: &Path, vm: &str, now: bool, force: bool) -> Result<ExitCode>
     }
 }
 
+/// The host that serves a VM, where it is served at all: whoever leads after a cold start may only be about to learn that another host has the newer disks.
+fn serves(here: &VmStatus) -> Option<String> {
+    use State::{Alone, DiskFull, Joining, ProtectionPaused, Running};
+    matches!(
+        here.state,
+        Running | Joining | Alone | ProtectionPaused | DiskFull
+    )
+    .then(|| here.leader.clone())
+    .flatten()
+}
+
 /// Has it ended; the daemon's answer where that says more than that it is down. A host that takes over meanwhile is asked again, and noted in `served`.
 fn end(
     socket: &Path,
@@ -271,7 +282,7 @@ fn end(
         now,
         force,
     };
-    let serves = || -> Result<bool> {
+    let is_there = || -> Result<bool> {
         let status = status(socket)?;
         let here = status.vms.iter().find(|here| here.name == vm);
         Ok(here.is_some_and(|here| here.state != State::Stopped))
@@ -289,7 +300,7 @@ fn end(
     };
     let failed = matches!(answer, Answer::Failed { .. });
     // One that was there a moment ago, and is not now, has been ended by somebody else's order.
-    if force || (failed && (!was_there || serves()?)) {
+    if force || (failed && (!was_there || is_there()?)) {
         return Ok(Some(answer));
     }
     // Another term may have another leader, who has to hear of it; a VM that fails instead of switching itself off, too.
@@ -298,8 +309,8 @@ fn end(
         let here = status.vms.iter().find(|here| here.name == vm);
         if let Some(here) = here {
             let host = &status.host;
-            if here.leader.is_some() {
-                served.replace(here.leader.clone());
+            if let Some(host) = serves(here) {
+                served.replace(Some(host));
             }
             teller.waits(&match here.state {
                 State::Stopped => format!("host '{host}' puts away what is left of {what}"),
@@ -316,7 +327,7 @@ fn end(
                 // The next look asks again.
                 Answer::Failed { code, .. } if code == AGAIN => asked_in = Some((u64::MAX, false)),
                 // Or it has ended since that look, which this host may still be clearing away.
-                answer @ Answer::Failed { .. } => failed = serves()?.then_some(answer),
+                answer @ Answer::Failed { .. } => failed = is_there()?.then_some(answer),
                 _ => return Ok(term()?.is_none()),
             }
         }
@@ -383,5 +394,27 @@ mod tests {
         }
         vm.protected = true;
         assert!(matches!(outcome_of(&vm), Some(Outcome::Protected)));
+    }
+
+    #[test]
+    fn nobody_is_said_to_have_served_a_vm_that_only_has_a_leader() {
+        let led = |state: State| VmStatus {
+            leader: Some("b".into()),
+            state,
+            ..VmStatus::default()
+        };
+        for state in [State::Running, State::Alone, State::Joining] {
+            assert_eq!(serves(&led(state)).as_deref(), Some("b"));
+        }
+        for state in [State::Waiting, State::Starting, State::Failed, State::Stopped] {
+            assert_eq!(serves(&led(state)), None);
+        }
+        assert_eq!(
+            serves(&VmStatus {
+                leader: None,
+                ..led(State::Running)
+            }),
+            None
+        );
     }
 }
