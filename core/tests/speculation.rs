@@ -30,26 +30,43 @@ fn any_plan() -> impl Strategy<Value = Plan> {
         prop_oneof![0_u64..3000, 0_u64..60_000],
         any::<bool>(),
     );
-    (any::<u64>(), 1_usize..5, faults, options, times, loads).prop_map(
-        |(seed, clients, faults, options, times, loads)| Plan {
-            seed,
-            clients,
-            loss_percent: faults.0,
-            vm_loss_percent: faults.1,
-            kills: faults.2,
-            stamps: options.0,
-            sack: options.1,
-            scale: options.2,
-            mss: options.3,
-            epoch_us: times.0,
-            safe_us: times.1,
-            read_us: times.2,
-            download: loads.0,
-            upload: loads.1,
-            vm_opens: loads.2,
-            broken: None,
-        },
+    let given_back = (
+        prop::option::weighted(0.2, 100_000_u64..2_000_000),
+        prop::option::weighted(0.2, 8_usize << 10..128 << 10),
+        1_000_u64..500_000,
+    );
+    (
+        any::<u64>(),
+        1_usize..5,
+        faults,
+        options,
+        times,
+        loads,
+        given_back,
     )
+        .prop_map(
+            |(seed, clients, faults, options, times, loads, given_back)| Plan {
+                seed,
+                clients,
+                loss_percent: faults.0,
+                vm_loss_percent: faults.1,
+                kills: faults.2,
+                stamps: options.0,
+                sack: options.1,
+                scale: options.2,
+                mss: options.3,
+                epoch_us: times.0,
+                safe_us: times.1,
+                read_us: times.2,
+                download: loads.0,
+                upload: loads.1,
+                vm_opens: loads.2,
+                drain_us: given_back.0,
+                budget: given_back.1,
+                again_us: given_back.2,
+                broken: None,
+            },
+        )
 }
 
 /// The plan of this number.

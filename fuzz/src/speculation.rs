@@ -16,6 +16,7 @@ const LIMITS: Limits = Limits {
     total_bytes: 4096,
     connections: 4,
     handshakes: 4,
+    again_us: 1_000_000,
 };
 /// The streams' first numbers; near the end of the circle.
 const VM: u32 = u32::MAX - 20;
@@ -119,7 +120,7 @@ pub fn speculation(bytes: &[u8]) {
             }
             7 => core.flush(now, &mut out),
             8 => {
-                let part = core.cut(Epoch(epoch), whole);
+                let part = core.cut(now, Epoch(epoch), whole);
                 whole = false;
                 assert_eq!(
                     backup.stage(Epoch(epoch), part),

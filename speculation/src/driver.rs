@@ -108,8 +108,8 @@ impl Driver {
     }
 
     /// The epoch ends; the VM's frames were all taken.
-    pub fn cut(&mut self, epoch: Epoch, whole: bool) -> Bytes {
-        self.core.cut(epoch, whole)
+    pub fn cut(&mut self, now_us: u64, epoch: Epoch, whole: bool) -> Bytes {
+        self.core.cut(now_us, epoch, whole)
     }
 
     /// The epoch, and all before it, is safe.

@@ -4,6 +4,7 @@
 #[path = "../../guest/tests/common/skipped.rs"]
 mod skipped;
 
+#[allow(dead_code, reason = "the pitfalls use the rest")]
 mod lab;
 
 use lab::{Lab, Plan};

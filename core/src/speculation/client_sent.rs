@@ -155,10 +155,16 @@ impl Connection {
             return;
         }
         let mut sack = Vec::new();
-        for block in frame.bytes[segment.sack.clone()].chunks_exact(8) {
+        for (n, block) in frame.bytes[segment.sack.clone()].chunks_exact(8).enumerate() {
             let edge =
                 |at: usize| u32::from_be_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
-            if before(edge(0), edge(4)) && !before(self.shadow_nxt, edge(4)) && !before(edge(0), self.base) {
+            let (from, to) = (edge(0), edge(4));
+            let is_ahead = !before(self.shadow_nxt, to) && !before(from, self.base);
+            // What came twice (RFC 2883). A socket that is not told takes a probe that was not needed for one that mended a loss, and halves its rate.
+            let oldest = self.una.wrapping_sub(self.widest(u32::MAX));
+            let oldest = self.socket_start.map_or(oldest, |start| later(oldest, start));
+            let is_twice = n == 0 && !before(ack, to) && !before(from, oldest);
+            if before(from, to) && (is_ahead || is_twice) {
                 sack.extend(block);
             }
         }
@@ -232,6 +238,7 @@ impl Connection {
             frame = rewriter.finish();
         }
         cx.out.push(Action::ToVm(frame));
+        self.track_client(cx, segment);
     }
 
     /// How far the client is was learnt, or will not be.

@@ -7,6 +7,8 @@
 //! Invariants: those of `mod.rs`; `settle` asserts the order after every event.
 //! Not here: what each segment does (`*_sent.rs`).
 
+use super::carriage::Carriage;
+use super::given_back::Track;
 use super::handshake::Handshake;
 use super::types::{Context, Link};
 use super::write::{Bare, ECE};
@@ -114,6 +116,8 @@ pub(super) struct Connection {
     pub(super) nic: u8,
     pub(super) vlan: u32,
     pub(super) link: Link,
+    /// Of the VM's last packet. Does not travel: the VM's next one says it again.
+    pub(super) carriage: Carriage,
     pub(super) phase: Phase,
     pub(super) draining: bool,
     pub(super) socket: bool,
@@ -166,10 +170,15 @@ pub(super) struct Connection {
     /// The last TSval that the client was sent, and the shadow socket's first.
     pub(super) last_stamp: u32,
     pub(super) first_stamp: u32,
+    /// When the shadow socket's clock was at `last_stamp`, or later than that. Does not travel.
+    pub(super) clock_us: u64,
     /// The client was asked by the VM whether it is there, or whether it has this connection.
     pub(super) asked: bool,
     pub(super) rtt_us: u64,
     pub(super) dummy: Dummy,
+    /// Where it is while it is given back, if that is known, and how often it was. Does not travel.
+    pub(super) track: Option<Track>,
+    pub(super) times_given_back: u32,
     /// When it is forgotten.
     pub(super) forget_at: Option<u64>,
     /// When either end spoke last. Does not travel.
@@ -211,6 +220,7 @@ impl Connection {
             nic: handshake.nic,
             vlan: handshake.vlan,
             link,
+            carriage: Carriage::default(),
             phase: Phase::Speculative,
             draining: false,
             socket: false,
@@ -252,9 +262,12 @@ impl Connection {
             socket_start: None,
             last_stamp: vm_stamp,
             first_stamp: vm_stamp,
+            clock_us: 0,
             asked: false,
             rtt_us,
             dummy: Dummy::Unsent,
+            track: None,
+            times_given_back: 0,
             forget_at: None,
             spoke_us: 0,
             exported: vm_start,
@@ -282,6 +295,7 @@ impl Connection {
         self.dummy = Dummy::Unsent;
         // Bit 0 asks a newer kernel for a clock in microseconds.
         self.first_stamp = self.last_stamp.wrapping_add(2) & !1;
+        self.clock_us = cx.now_us;
         let window = u32::from(self.client_window) << self.scale.map_or(0, |(_, peer)| peer);
         cx.out.push(Action::Build(Box::new(Socket {
             flow: self.flow,
@@ -311,15 +325,8 @@ impl Connection {
     }
 
     /// Whether its client has all that the VM has said. Only events change it: a cut does not.
-    fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.una == self.nxt && !self.fin && self.reset == Reset::No
-    }
-
-    /// Whether the VM's own clock is past what its client has heard: it stands while the VM does, and the shadow socket's does not. Half of the silence
-    /// is what that of a VM with many pauses has got on.
-    pub(super) fn may_speak_itself(&self, now_us: u64) -> bool {
-        let ticks = (now_us.saturating_sub(self.spoke_us) / 2000).min(1 << 30) as u32;
-        !self.stamps || before(self.last_stamp, self.vm_stamp.wrapping_add(ticks))
     }
 
     pub(super) fn kept(&self) -> usize {
@@ -462,7 +469,10 @@ impl Connection {
             sack: sack.to_vec(),
             ..Bare::acknowledgement(seq, pair.ack, pair.window)
         };
-        Action::ToClient(bare.to_peer(self.nic, &self.link, &self.flow), Offload::default())
+        Action::ToClient(
+            bare.to_peer(self.nic, &self.link, self.carriage, &self.flow),
+            Offload::default(),
+        )
     }
 
     /// Resets the VM's end, with the number that it takes.
@@ -476,6 +486,14 @@ impl Connection {
         if self.speaks() && self.is_idle() {
             self.go_on_held(cx);
         } else if matches!(self.phase, Phase::Probing { .. } | Phase::Speculative) {
+            // What is kept for it comes no more, and a client that only listens would never learn that.
+            let reset = self.for_client(self.arrived(), self.told, RST | ACK, &[]);
+            cx.out.push(reset);
+            if before(self.arrived(), self.shadow_nxt) {
+                // It may have what was sent, and its acknowledgements were lost.
+                let reset = self.for_client(self.shadow_nxt, self.told, RST | ACK, &[]);
+                cx.out.push(reset);
+            }
             self.reset_vm(cx, self.said.ack);
             self.close_socket(cx);
             self.lapse(cx, Phase::ResetByPeer);
@@ -518,6 +536,7 @@ impl Connection {
         self.due = false;
         self.dirty = true;
         self.dummy = Dummy::Over;
+        self.track = None;
         self.forget_at = Some(cx.now_us + LINGER_US);
     }
 
@@ -534,7 +553,11 @@ impl Connection {
         if let Reset::Released(_) = self.reset
             && all_arrived
         {
-            self.reset_client(cx);
+            // What a VM says that has forgotten the connection is no news for a client that has all of it: it would lose what it has not read yet.
+            match self.fin_acked && !before(self.said.ack, self.client_nxt) {
+                true => self.end(cx),
+                false => self.reset_client(cx),
+            }
             return;
         }
         let client_ended = self
@@ -557,15 +580,6 @@ impl Connection {
             // A reset that waits for its epoch is the last word, and leaves from here.
             self.go_on_held(cx);
         }
-    }
-
-    /// Nothing is kept: from now on the VM speaks with the client itself, and its window is the client's.
-    pub(super) fn go_on_held(&mut self, cx: &mut Context<'_>) {
-        self.close_socket(cx);
-        self.lapse(cx, Phase::Held { ended: false });
-        self.forget_at = None;
-        let frame = self.for_vm(self.client_place(), self.nxt, ACK, self.client_window);
-        cx.out.push(Action::ToVm(frame));
     }
 
     /// All that the VM said before its reset has arrived.

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 impl Speculation {
     /// The VM stands still at the end of `epoch`, and all that it sent before was taken. What a backup needs to go on from here:
     /// what has changed since the last cut, or all of it (`whole`) for a new backup.
-    pub fn cut(&mut self, epoch: Epoch, whole: bool) -> Bytes {
+    pub fn cut(&mut self, now_us: u64, epoch: Epoch, whole: bool) -> Bytes {
         if whole {
             // Who knows nothing need not hear what is gone.
             self.dirty.clear();
@@ -27,6 +27,8 @@ impl Speculation {
         let mut marked = Vec::new();
         for flow in &changed {
             if let Some(connection) = self.connections.get_mut(flow) {
+                // Before it is told: a new primary's clock has to be ahead of what leaves with this epoch.
+                connection.follow_clock(now_us);
                 if whole {
                     connection.exported = connection.una;
                 }
@@ -65,6 +67,7 @@ impl Speculation {
         flows.extend(marked.into_iter().flat_map(|(_, flows)| flows));
         for flow in flows {
             self.with(now_us, flow, out, |connection, cx| {
+                connection.follow_clock(cx.now_us);
                 connection.mark(Epoch(u64::MAX));
                 connection.release(cx, Epoch(u64::MAX));
             });

@@ -2,11 +2,12 @@
 //!
 //! Flow: a SYN of either end -> `Handshake` -> the answer -> the opener's acknowledgement -> `Connection::begin`.
 //! Invariants: 1. what is odd is forgotten, and an end of it that nobody knows is held as before: a SYN with data (TFO), an
-//!    option that is not known here (TFO, MD5, AO, MPTCP, AccECN), a SYN of AccECN, a TTL of 255 or a DSCP of the VM's.
+//!    option that is not known here (TFO, MD5, AO, MPTCP, AccECN), a SYN of AccECN, a TTL of 255 of the VM's.
 //! 2. a handshake in progress travels with a checkpoint: its SYN-ACK may have left, and what ends it comes to the new primary.
 //!    A prototype forgot that, and one download of thirty hung after a take-over.
-//! Source: RFC 9293, 7323, 2018, 7413 (TFO), 5082 (TTL), 2474 (DSCP). Not here: how many there may be (`mod.rs`).
+//! Source: RFC 9293, 7323, 2018, 7413 (TFO), 5082 (TTL). Not here: how many there may be (`mod.rs`).
 
+use super::carriage::Carriage;
 use super::types::Link;
 use super::write;
 use crate::agreed::Frame;
@@ -100,18 +101,11 @@ pub(super) fn offer(frame: &Frame, segment: &Segment, from_vm: bool) -> Option<O
     Some(offer)
 }
 
-/// Whether a shadow socket's packets, and those of our own, are to the network and to both ends what these are: a VM that sends with the
-/// largest TTL may take nothing with a smaller one, and so may its client (RFC 5082; both ends do), and a mark of the VM's (DSCP) asks for
-/// another treatment. A client alone says nothing by that TTL: it is the usual one of some load balancers and routers.
+/// Whether a shadow socket can say it after a take-over, too, when it knows nothing of the VM's packets for a moment: a VM that sends with the
+/// largest TTL may take nothing with a smaller one, and so may its client (RFC 5082; both ends do). A client alone says nothing by that TTL: it
+/// is the usual one of some load balancers and routers.
 fn is_plain(bytes: &[u8], from_vm: bool) -> bool {
-    let ip = &bytes[write::ip_at(bytes)..];
-    let (class, ttl) = match ip[0] >> 4 {
-        4 => (ip[1], ip[8]),
-        _ => (ip[0] << 4 | ip[1] >> 4, ip[7]),
-    };
-    // The lower two bits are ECN's.
-    let is_marked = class >> 2 != 0;
-    !from_vm || (ttl != u8::MAX && !is_marked)
+    !from_vm || !Carriage::of(&bytes[write::ip_at(bytes)..]).is_for_neighbours()
 }
 
 /// The Ethernet header of `frame`, with its tags.

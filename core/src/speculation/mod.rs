@@ -4,7 +4,7 @@
 //!
 //! Flow: segments of the VM, of the client and of the shadow socket, and the ends of epochs, come in; `Action`s go out, in the
 //! order in which they are to be done. `vm_sent.rs`, `client_sent.rs` and `socket_sent.rs` have one way each, `opening.rs` and
-//! `place.rs` whose connection a segment is of, `epochs.rs` what a cut and its release do, `timers.rs` what waits for the clock, `state.rs`
+//! `place.rs` whose connection a segment is of, `carriage.rs` what its packets ask of the network, `clock.rs` their timestamps, `given_back.rs` how one that was held comes back, `epochs.rs` what a cut and its release do, `timers.rs` what waits for the clock, `state.rs`
 //! what travels with a checkpoint, `replica.rs` what a backup makes of it. A driver owns the sockets and does as it is told.
 //!
 //! Invariants:
@@ -18,9 +18,12 @@
 //! Source: Gerofi and Ishikawa, VEE'12; RFC 9293, 7323, 2018, 3168, 5961. Not here: sockets, the clock, when epochs end, and the
 //! translation of a new copy's numbers, which speculation (over passive epochs) does not need.
 
+mod carriage;
 mod client_sent;
+mod clock;
 mod connection;
 mod epochs;
+mod given_back;
 mod handshake;
 mod opening;
 mod place;
@@ -49,6 +52,9 @@ use types::Context;
 const FEW_BYTES: usize = 64 << 10;
 /// The window that a connection has however little is left: it has to get on.
 const LEAST_WINDOW_BYTES: usize = 4 << 10;
+
+/// Of the total, where no more than this part of it is left connections are held as before.
+const SCARCE: usize = 16;
 
 /// A connection that may never end makes room for another one after this silence.
 const SILENT_US: u64 = 60_000_000;
@@ -198,12 +204,19 @@ impl Speculation {
 
     /// A frame that was held leaves: from now on its answer may come.
     pub fn leaves(&mut self, now_us: u64, frame: &Frame) {
-        if let Parsed::Tcp(segment) = parse(frame, Direction::FromVm)
-            && segment.syn()
-            && let Some(handshake) = self.handshakes.get_mut(&Flow::of(&segment.key))
+        let Parsed::Tcp(segment) = parse(frame, Direction::FromVm) else {
+            return;
+        };
+        let flow = Flow::of(&segment.key);
+        if segment.syn() {
+            if let Some(handshake) = self.handshakes.get_mut(&flow) {
+                // A repeated one would make the round trip look short.
+                handshake.left_us.get_or_insert(now_us);
+            }
+        } else if self.is_known(&flow, &segment.key)
+            && let Some(connection) = self.connections.get_mut(&flow)
         {
-            // A repeated one would make the round trip look short.
-            handshake.left_us.get_or_insert(now_us);
+            connection.left(&segment);
         }
     }
 
@@ -225,17 +238,18 @@ impl Speculation {
         self.with(now_us, flow, out, |connection, cx| connection.wrote(cx, n));
     }
 
-    /// The socket of `flow` could not be built, or gave up (ETIMEDOUT): the VM hears a reset, as from a client that is gone. Where nothing is
-    /// kept for the client the connection goes on, held as before.
+    /// The socket of `flow` could not be built, or gave up (ETIMEDOUT): both ends hear a reset. Where nothing is kept for the client the connection
+    /// goes on, held as before.
     pub fn failed(&mut self, now_us: u64, flow: Flow, out: &mut Vec<Action>) {
         self.counts.failed += u64::from(self.connections.contains_key(&flow));
         self.with(now_us, flow, out, Connection::fail);
     }
 
-    /// From now on the VM's words are held as before: connections hand over as soon as their client has all that was kept.
+    /// The VM's words are held as before: connections are given back as soon as their client has all that was kept. They come back after a while
+    /// ([`Limits::again_us`]).
     pub fn drain(&mut self, now_us: u64, out: &mut Vec<Action>) {
-        self.handshakes.clear();
-        self.ages.clear();
+        let handshakes: Vec<Flow> = self.handshakes.keys().copied().collect();
+        handshakes.iter().for_each(|flow| self.forget_handshake(flow));
         let flows: Vec<Flow> = self.connections.keys().copied().collect();
         for flow in flows {
             self.with(now_us, flow, out, Connection::drain);
@@ -258,6 +272,7 @@ impl Speculation {
     ) {
         // Many connections share what there is: none gets more than twice its part.
         let part = self.limits.total_bytes / self.connections.len().max(1) * 2;
+        let scarce = self.is_scarce();
         let Some(connection) = self.connections.get_mut(&flow) else {
             return;
         };
@@ -271,10 +286,12 @@ impl Speculation {
         let limit = limit.min(half_left) as u32;
         let mut cx = Context {
             now_us,
+            again_us: self.limits.again_us,
             limit,
             room: total.saturating_sub(self.kept_bytes),
             reserve: total / 4,
             few: half_left.min(FEW_BYTES),
+            scarce,
             dropped: 0,
             out,
         };
@@ -312,6 +329,12 @@ impl Speculation {
                 handshake.exported = true;
             }
         }
+    }
+
+    /// Whether what clients do not take leaves so little that a new connection is better off held as before.
+    fn is_scarce(&self) -> bool {
+        let total = self.limits.total_bytes;
+        total.saturating_sub(self.kept_bytes) < total / SCARCE
     }
 
     fn end(&mut self, now_us: u64, flow: Flow, out: &mut Vec<Action>) {

@@ -151,7 +151,7 @@ impl Speculation {
         }
     }
 
-    fn forget_handshake(&mut self, flow: &Flow) {
+    pub(super) fn forget_handshake(&mut self, flow: &Flow) {
         if let Some(known) = self.handshakes.remove(flow) {
             // A flood that no checkpoint has seen leaves nothing to say.
             if known.exported || self.connections.contains_key(flow) {
@@ -208,7 +208,8 @@ impl Speculation {
         }
         // What was there before is over for the VM, which has opened a new one between the same ends.
         self.end(now_us, flow, out);
-        if self.connections.len() >= self.limits.connections && !self.forget_an_ended_one(now_us, out) {
+        let is_full = self.connections.len() >= self.limits.connections;
+        if self.is_scarce() || (is_full && !self.forget_an_ended_one(now_us, out)) {
             self.counts.held += 1;
             self.dirty.insert(flow);
             return;

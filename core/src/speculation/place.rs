@@ -6,6 +6,7 @@
 //! 3. a VLAN is another network: nothing moves from one to another.
 //! Source: Linux's bonding, RFC 826. Not here: what the segment says (`*_sent.rs`).
 
+use super::carriage::Carriage;
 use super::connection::{Connection, Phase, later};
 use super::handshake::{Handshake, link_header};
 use super::{Flow, Speculation};
@@ -59,6 +60,11 @@ impl Connection {
             self.link.to_vm = [own, rest].concat().into();
         }
         self.link.to_peer = Bytes::copy_from_slice(header);
+    }
+
+    /// What the VM's segments ask of the network now.
+    pub(super) fn carries(&mut self, frame: &Frame) {
+        self.carriage = Carriage::of(&frame.bytes[link_header(frame).len()..]);
     }
 
     /// The way back is the one that `frame` of the client came, until the VM says another.

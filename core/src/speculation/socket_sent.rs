@@ -55,7 +55,7 @@ impl Connection {
         }
         self.shadow_nxt = later(self.shadow_nxt, end);
         self.heard = (self.told.ack, self.told.window);
-        let bytes = self.told_in(frame, segment, offload);
+        let bytes = self.told_in(cx.now_us, frame, segment, offload);
         cx.out.push(Action::ToClient(bytes, self.shifted(offload)));
     }
 
@@ -66,7 +66,7 @@ impl Connection {
         !asks && self.socket_start.is_some_and(begins)
     }
 
-    fn told_in(&mut self, frame: &Frame, segment: &Segment, offload: Offload) -> Frame {
+    fn told_in(&mut self, now_us: u64, frame: &Frame, segment: &Segment, offload: Offload) -> Frame {
         let ece = if self.told.ece { ECE } else { 0 };
         let offset = u32::from(frame.bytes[segment.tcp + 12]) << 24;
         let flags = u32::from(segment.flags | ece) << 16;
@@ -75,7 +75,9 @@ impl Connection {
             (segment.tcp + 12, offset | flags | u32::from(self.told.window)),
         ];
         if let Some(stamps) = segment.timestamps {
-            self.last_stamp = later(self.last_stamp, stamps.value);
+            if !before(stamps.value, self.last_stamp) {
+                (self.last_stamp, self.clock_us) = (stamps.value, now_us);
+            }
             // A new primary's clock has to be ahead of it.
             self.dirty = true;
             // Clocks come round, too.
@@ -107,6 +109,7 @@ impl Connection {
         let mut bytes = BytesMut::with_capacity(header.len() + ip.len());
         bytes.extend_from_slice(header);
         bytes.extend_from_slice(ip);
+        self.carriage.put(&mut bytes[header.len()..]);
         Frame {
             nic: self.nic,
             bytes: bytes.freeze(),

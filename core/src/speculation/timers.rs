@@ -15,8 +15,9 @@ use crate::output::packet::{ACK, before};
 const PROBE_US: u64 = 100_000;
 /// How often it is asked before the replicated state has to do.
 const PROBES: u8 = 3;
-/// What the dead primary may have told clients after its last checkpoint, in ticks of a millisecond.
-const RAISE_TICKS: u32 = 10_000;
+/// How far ahead of its last safe checkpoint the dead primary's clock may have been in what it told clients, in ticks of a millisecond: a VM's file may
+/// ask for a minute from one sync to the next, the next one may not have been safe yet, and both take their time.
+const RAISE_TICKS: u32 = 200_000;
 /// How long a safe reset waits for the client to take what was said before it.
 const RESET_US: u64 = 10_000_000;
 /// So many shadow sockets are built in one turn: each costs the kernel's time, and after a take-over all clients that do not answer are

@@ -53,6 +53,8 @@ pub struct Limits {
     pub connections: usize,
     /// How many handshakes in progress are remembered; the oldest are forgotten, and held as before.
     pub handshakes: usize,
+    /// A connection that was given back does not come back before that, in microseconds.
+    pub again_us: u64,
 }
 
 impl Default for Limits {
@@ -62,6 +64,7 @@ impl Default for Limits {
             total_bytes: 256 << 20,
             connections: 8192,
             handshakes: 4096,
+            again_us: 10_000_000,
         }
     }
 }
@@ -125,12 +128,15 @@ pub struct Counts {
 /// What a connection may use while it takes an event.
 pub(super) struct Context<'a> {
     pub(super) now_us: u64,
+    pub(super) again_us: u64,
     pub(super) limit: u32,
     /// What may be kept more, of all connections together.
     pub(super) room: usize,
     /// The part of it that is for connections that keep no more than `few`.
     pub(super) reserve: usize,
     pub(super) few: usize,
+    /// Clients that take nothing have used up nearly all of it.
+    pub(super) scarce: bool,
     pub(super) dropped: u64,
     pub(super) out: &'a mut Vec<Action>,
 }

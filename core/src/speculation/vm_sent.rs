@@ -18,6 +18,18 @@ const MOST_WORDS: usize = 64;
 /// TCP's flag "urgent".
 const URG: u8 = 0x20;
 
+impl Pair {
+    /// What `segment` says; `echo` where it says none.
+    pub(super) fn of(segment: &Segment, echo: u32) -> Self {
+        Self {
+            ack: segment.ack,
+            window: segment.window,
+            echo: segment.timestamps.map_or(echo, |stamps| stamps.echo),
+            ece: segment.flags & ECE != 0,
+        }
+    }
+}
+
 impl Connection {
     pub(super) fn vm_sent(&mut self, cx: &mut Context<'_>, frame: &Frame, segment: &Segment) {
         self.spoke_us = cx.now_us;
@@ -52,16 +64,12 @@ impl Connection {
         if !segment.ack_flag() {
             return;
         }
+        self.carries(frame);
         if let Some(stamps) = segment.timestamps.filter(|_| self.stamps) {
             self.vm_stamp = later(self.vm_stamp, stamps.value);
         }
         if !before(segment.ack, self.said.ack) {
-            self.said = Pair {
-                ack: segment.ack,
-                window: segment.window,
-                echo: segment.timestamps.map_or(self.said.echo, |stamps| stamps.echo),
-                ece: segment.flags & ECE != 0,
-            };
+            self.said = Pair::of(segment, self.said.echo);
         }
         let old_byte = segment.payload.len() == 1 && segment.seq == self.nxt.wrapping_sub(1);
         if segment.payload.is_empty() && !segment.fin() || old_byte {
@@ -84,12 +92,7 @@ impl Connection {
             }
             return;
         }
-        let pair = Pair {
-            ack: segment.ack,
-            window: segment.window,
-            echo: segment.timestamps.map_or(0, |stamps| stamps.echo),
-            ece: segment.flags & ECE != 0,
-        };
+        let pair = Pair::of(segment, 0);
         // Its own bytes: a frame may be padded to any size.
         let sack = Bytes::copy_from_slice(&frame.bytes[segment.sack.clone()]);
         // One that acknowledges more makes the one before it needless; repeated ones are counted by the client.
@@ -122,6 +125,10 @@ impl Connection {
                 // What is not acknowledged the VM says again, when it is held as before.
                 return;
             }
+            if cx.scarce && self.speaks() && self.is_idle() {
+                self.go_on_held(cx);
+                return self.hold(cx, frame, segment);
+            }
             let open = match before(self.nxt, self.edge) {
                 true => self.edge.wrapping_sub(self.nxt) as usize,
                 false => 0,
@@ -133,6 +140,7 @@ impl Connection {
             };
             if new.len() > room {
                 cx.dropped += 1;
+                self.draining |= cx.scarce;
                 return;
             }
             self.bytes.extend(new);
@@ -154,6 +162,10 @@ impl Connection {
             rewriter.set(stamps.at, self.last_stamp);
             frame = rewriter.finish();
         }
+        if segment.ack_flag() && !before(segment.ack, self.said.ack) {
+            self.said = Pair::of(segment, self.said.echo);
+        }
+        self.track_vm(cx, segment);
         cx.out.push(Action::Hold(frame));
     }
 }

@@ -5,6 +5,7 @@
 //! Source: RFC 791, 8200, 9293, 7323, 2018, 1071. Not here: changes to segments of others (`output::rewriter::rewrite`).
 
 use super::Flow;
+use super::carriage::Carriage;
 use super::types::Link;
 use crate::agreed::Frame;
 use crate::output::packet::{ACK, TCP};
@@ -92,8 +93,10 @@ impl Bare {
     }
 
     /// The Ethernet frame that the peer is to get.
-    pub(super) fn to_peer(&self, nic: u8, link: &Link, flow: &Flow) -> Frame {
-        let bytes = [&link.to_peer[..], &self.packet(flow.vm, flow.peer)].concat();
+    pub(super) fn to_peer(&self, nic: u8, link: &Link, carriage: Carriage, flow: &Flow) -> Frame {
+        let mut packet = self.packet(flow.vm, flow.peer);
+        carriage.put(&mut packet);
+        let bytes = [&link.to_peer[..], &packet].concat();
         Frame {
             nic,
             bytes: bytes.into(),

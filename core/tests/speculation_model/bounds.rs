@@ -32,6 +32,32 @@ fn a_packet_too_big_is_for_the_socket_too() {
 }
 
 #[test]
+fn a_packet_too_big_of_ipv6_is_for_the_socket_too() {
+    let mut talk = Talk::new();
+    talk.client = 2;
+    talk.opens();
+    // The header and both ports.
+    let quoted = &write(&talk.of_vm(0, 0)).bytes[14..58].to_vec();
+    let mut frame = vec![4; 12];
+    frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 8 + quoted.len() as u8, 58, 64]);
+    // From whom the VM's packet was for, or a router on its way.
+    frame.extend(&quoted[24..40]);
+    frame.extend(&quoted[8..24]);
+    frame.extend([2, 0, 0, 0, 0, 0, 5, 0]);
+    frame.extend(quoted);
+    let frame = Frame {
+        nic: 0,
+        bytes: frame.into(),
+    };
+    let mut out = vec![];
+    talk.core.client_sent(talk.now, frame.clone(), &mut out);
+    assert_eq!(
+        out,
+        [Action::ToShadow(frame.bytes.slice(14..)), Action::ToVm(frame)]
+    );
+}
+
+#[test]
 fn offsets_of_large_packets_count_the_tags() {
     let mut talk = Talk::new();
     talk.client = 1;
@@ -70,7 +96,7 @@ fn a_hundred_thousand_half_open_connections_disturb_nobody() {
         assert_eq!(out.len(), 1);
     }
     assert!(talk.core.handshakes() <= limits().handshakes);
-    assert!(talk.core.cut(Epoch(60), false).len() < 1 << 20);
+    assert!(talk.core.cut(talk.now, Epoch(60), false).len() < 1 << 20);
     talk.data(0, b"abc");
     assert_eq!(talk.flush(), ["vm: ACK 0 ack 3"]);
 }
@@ -164,7 +190,7 @@ fn a_backup_keeps_nothing_of_a_message_but_what_it_knows() {
             talk.says(&third);
             talk.data(0, b"bytes");
         }
-        let part = talk.core.cut(talk.epoch, talk.epoch == Epoch(1));
+        let part = talk.core.cut(talk.now, talk.epoch, talk.epoch == Epoch(1));
         talk.replica
             .stage(talk.epoch, part.clone())
             .expect("what a primary says");
@@ -173,4 +199,47 @@ fn a_backup_keeps_nothing_of_a_message_but_what_it_knows() {
         assert_eq!(talk.replica.size().0, 1);
         assert!(part.is_unique());
     }
+}
+
+/// They use up all that there is, and nobody can tell when they take something: the others are held as before, which needs no memory.
+#[test]
+fn any_number_of_clients_that_take_nothing_keep_nothing_from_the_others() {
+    let mut talk = Talk::new();
+    talk.core = Speculation::new(Limits {
+        total_bytes: 1 << 20,
+        ..limits()
+    });
+    // Both are here before the others come.
+    let (silent, slow) = (0, 4);
+    for client in [silent, slow] {
+        talk.client = client;
+        talk.opens();
+    }
+    talk.data(0, &[3; 100]);
+    talk.flush();
+    talk.sync();
+    for client in (8..).step_by(4).take(1000) {
+        talk.client = client;
+        talk.greet();
+        let third = talk.of_client(0, 0);
+        if talk.says(&third).len() == 1 {
+            assert_eq!(talk.data(0, b"bytes"), ["held: ACK 0 ack 0 \"bytes\""]);
+            continue;
+        }
+        talk.flush();
+        for n in 0..64 {
+            talk.data(n * 1024, &[1; 1024]);
+            talk.flush();
+        }
+    }
+    let kept = talk.core.size().1;
+    assert!((960 << 10..=1 << 20).contains(&kept), "{kept}");
+    assert!(talk.core.counts().held > 500, "{:?}", talk.core.counts());
+    // One for which nothing is kept goes on held at once.
+    talk.client = silent;
+    let said = talk.data(0, b"answer");
+    assert_eq!(
+        said,
+        ["destroy", "vm: ACK 0 ack 0", "held: ACK 0 ack 0 \"answer\""]
+    );
 }

@@ -4,7 +4,7 @@ use super::seg::*;
 use super::talk::{CLIENT, Talk, VM, limits};
 use super::troubles::half_closed;
 use dunlin_core::offload::Offload;
-use dunlin_core::speculation::{Action, Limits, Speculation};
+use dunlin_core::speculation::{Action, Limits, Replica, Speculation};
 
 const NOTHING: [&str; 0] = [];
 /// A connection is built for the next client.
@@ -217,5 +217,74 @@ fn a_repeated_syn_of_the_vm_has_the_newer_clock() {
             panic!("{out:?}")
         };
         assert_eq!(read(frame).and_then(|seg| seg.ticks), Some((1050, 60)));
+    }
+}
+
+/// A client that hears nothing but acknowledgements of what it says: after 24.9 days of a clock that stood still what the shadow socket said counted as old.
+#[test]
+fn the_clock_of_a_connection_on_which_only_the_client_says_something_goes_on() {
+    let mut talk = Talk::open();
+    has_heard(&mut talk, 1_000);
+    let begun = talk.now;
+    let mut heard = 1_000_u32;
+    for hour in 1..=30 * 24 {
+        talk.now = begun + hour * 3_600_000_000;
+        let at = hour as u32 - 1;
+        let mut question = talk.of_client(at, 1);
+        question.payload = b"?".to_vec();
+        talk.says(&question);
+        let answer = talk.of_vm(1, at + 1);
+        talk.says(&answer);
+        let epoch = talk.cut();
+        let mut out = vec![];
+        talk.core.released(talk.now, epoch, &mut out);
+        let Some(Action::ToClient(frame, _)) = out.pop() else {
+            panic!("{out:?}")
+        };
+        let now = read(&frame).and_then(|seg| seg.ticks).expect("a clock").0;
+        // Of the shadow socket's own, which counts milliseconds since then.
+        let behind = (1_000 + hour as u32 * 3_600_000).wrapping_sub(now);
+        assert!(behind < 20_000, "{behind} after {hour} h");
+        assert!(now.wrapping_sub(heard) < 1 << 31);
+        heard = now;
+    }
+}
+
+/// The state that said it is exported before it leaves. A silent hour before a word once put the client's clock far ahead of what the next primary knew.
+#[test]
+fn a_new_primarys_clock_is_ahead_after_a_long_silence_too() {
+    for only_acknowledges in [false, true] {
+        let mut talk = Talk::open();
+        has_heard(&mut talk, 1_000);
+        talk.sync();
+        talk.now += 3_600_000_000;
+        let mut heard = 3_601_000;
+        if only_acknowledges {
+            let mut question = talk.of_client(0, 1);
+            question.payload = b"?".to_vec();
+            talk.says(&question);
+            let answer = talk.of_vm(1, 1);
+            talk.says(&answer);
+            assert_eq!(talk.sync(), ["client: ACK 1 ack 1"]);
+            heard -= 5_000;
+        } else {
+            talk.data(1, b"y");
+            talk.flush();
+            talk.sync();
+            talk.write();
+            let seg = Seg {
+                ticks: Some((heard, 60)),
+                ..talk.of_shadow(1, b"y")
+            };
+            assert_eq!(talk.shadow(&seg).len(), 1);
+        }
+        let replica = std::mem::replace(&mut talk.replica, Replica::new(limits()));
+        let mut out = vec![];
+        talk.core = Speculation::take_over(limits(), replica, talk.now, &mut out);
+        let Some(Action::ToClient(frame, _)) = out.pop() else {
+            panic!("{out:?}")
+        };
+        let asks = read(&frame).and_then(|seg| seg.ticks).expect("a clock").0;
+        assert!(asks > heard && asks - heard < 400_000, "{asks} after {heard}");
     }
 }

@@ -5,6 +5,7 @@ use super::seg::{self, Seg, read, write};
 use super::tcp::{Nature, Phase, Tcp};
 use super::{Event, World};
 use dunlin_core::agreed::Frame;
+use std::collections::BTreeMap;
 
 /// What the VM's application says on `client`'s connection.
 fn answer(branch: u64, client: usize, from: usize, to: usize) -> impl Iterator<Item = u8> {
@@ -15,6 +16,19 @@ pub fn question(client: usize, length: u64) -> Vec<u8> {
     (0..length)
         .map(|n| mix(((client as u64) << 33) ^ (n / 4)) as u8)
         .collect()
+}
+
+/// What the VM has sent and nobody has taken.
+pub(super) fn take_sent(events: &mut BTreeMap<(u64, u64), Event>) -> Vec<Frame> {
+    let mut frames = vec![];
+    events.retain(|_, event| match event {
+        Event::FromVm(frame) => {
+            frames.push(frame.clone());
+            false
+        }
+        _ => true,
+    });
+    frames
 }
 
 impl World {
@@ -46,6 +60,7 @@ impl World {
             scale: self.plan.scale,
             mss: self.plan.mss,
             room: self.random.within(room / 4, room),
+            given_back: self.plan.drain_us.is_some() || self.plan.budget.is_some(),
         }
     }
 

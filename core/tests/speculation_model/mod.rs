@@ -17,7 +17,7 @@ use bytes::Bytes;
 use dunlin_core::agreed::Frame;
 use dunlin_core::speculation::{Action, Flow, Limits, Replica, Speculation};
 use dunlin_core::units::Epoch;
-use ends::question;
+use ends::{question, take_sent};
 use random::Random;
 use seg::{Seg, read, read_ip, write_tun};
 use socket::Shadow;
@@ -62,6 +62,12 @@ pub struct Plan {
     pub read_us: u64,
     /// The VM opens connections, too.
     pub vm_opens: bool,
+    /// All connections are given back then, as soon as that can be.
+    pub drain_us: Option<u64>,
+    /// What may be kept of all connections together.
+    pub budget: Option<usize>,
+    /// One that was given back does not come back before that.
+    pub again_us: u64,
     pub broken: Option<Broken>,
 }
 
@@ -90,6 +96,7 @@ enum Event {
     Kill,
     TakeOver,
     Read,
+    Drain,
 }
 
 /// All that a VM is.
@@ -133,10 +140,13 @@ pub struct World {
     wrong: Option<String>,
 }
 
-fn limits() -> Limits {
+fn limits(plan: &Plan) -> Limits {
+    let all = Limits::default();
     Limits {
         window_bytes: 64 << 10,
-        ..Limits::default()
+        total_bytes: plan.budget.unwrap_or(all.total_bytes),
+        again_us: plan.again_us,
+        ..all
     }
 }
 
@@ -151,12 +161,12 @@ impl World {
             wakes: [u64::MAX; 4],
             vm: Vm::default(),
             clients: vec![],
-            core: Speculation::new(limits()),
+            core: Speculation::new(limits(plan)),
             sockets: BTreeMap::new(),
             held: VecDeque::new(),
             epoch: Epoch(1),
             snapshots: VecDeque::new(),
-            replica: Replica::new(limits()),
+            replica: Replica::new(limits(plan)),
             whole: true,
             host: 0,
             dead: false,
@@ -173,6 +183,9 @@ impl World {
         world.after(plan.read_us, Event::Read);
         for kill in &plan.kills {
             world.after(*kill, Event::Kill);
+        }
+        if let Some(us) = plan.drain_us {
+            world.after(us, Event::Drain);
         }
         for client in 0..plan.clients {
             let nature = world.nature(30_000);
@@ -364,7 +377,7 @@ impl World {
         for frame in take_sent(&mut self.events) {
             self.vm_sent(frame);
         }
-        let part = self.core.cut(self.epoch, self.whole);
+        let part = self.core.cut(self.now, self.epoch, self.whole);
         self.whole = false;
         if self.plan.broken != Some(Broken::ForgetsAll)
             && let Err(error) = self.replica.stage(self.epoch, part)
@@ -463,10 +476,11 @@ impl World {
             }
         }
         self.vm_said(said);
-        let replica = std::mem::replace(&mut self.replica, Replica::new(limits()));
+        let limits = limits(&self.plan);
+        let replica = std::mem::replace(&mut self.replica, Replica::new(limits));
         let mut out = vec![];
         self.seen.begun += self.core.counts().begun;
-        self.core = Speculation::take_over(limits(), replica, self.now, &mut out);
+        self.core = Speculation::take_over(limits, replica, self.now, &mut out);
         self.whole = true;
         self.act(out);
         self.after(self.plan.epoch_us, Event::Cut);
@@ -520,6 +534,7 @@ impl World {
                     .into_iter()
                     .for_each(|flow| self.poll_socket(flow, &mut out));
             }
+            Event::Drain => self.core.drain(self.now, &mut out),
             _ => {
                 self.core.poll(self.now, &mut out);
                 self.core.flush(self.now, &mut out);
@@ -554,19 +569,6 @@ impl World {
         }
         Ok(())
     }
-}
-
-/// What the VM has sent and nobody has taken.
-fn take_sent(events: &mut BTreeMap<(u64, u64), Event>) -> Vec<Frame> {
-    let mut frames = vec![];
-    events.retain(|_, event| match event {
-        Event::FromVm(frame) => {
-            frames.push(frame.clone());
-            false
-        }
-        _ => true,
-    });
-    frames
 }
 
 /// Plays `plan` to its end.

@@ -123,7 +123,7 @@ impl Talk {
     }
 
     pub fn cut(&mut self) -> Epoch {
-        let part = self.core.cut(self.epoch, self.epoch == Epoch(1));
+        let part = self.core.cut(self.now, self.epoch, self.epoch == Epoch(1));
         self.replica.stage(self.epoch, part).expect("what a primary says");
         self.epoch = self.epoch.next();
         Epoch(self.epoch.0 - 1)

@@ -31,6 +31,8 @@ pub struct Nature {
     pub mss: u16,
     /// How many bytes it keeps for an application that does not read.
     pub room: u64,
+    /// Its connection may be given back: then the window is the other end's own, and may be smaller.
+    pub given_back: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -362,7 +364,7 @@ impl Tcp {
         {
             self.recent = value;
         }
-        if self.from_vm && !seg.sack.is_empty() {
+        if self.from_vm && !self.nature.given_back && !seg.sack.is_empty() {
             self.trouble = Some(format!("the VM hears of a client's SACK: {seg:?}"));
         }
         let ack = ack.max(0) as u64;
@@ -379,7 +381,7 @@ impl Tcp {
             self.said_by = by;
             let edge = ack + (u64::from(seg.window) << self.peer_scale);
             let says = self.una < self.end() || !self.closing;
-            if self.from_vm && edge < self.edge && ack > 1 && says {
+            if self.from_vm && edge < self.edge && ack > 1 && says && !self.nature.given_back {
                 self.trouble = Some(format!(
                     "a window is taken back, from {} to {edge}: {seg:?}",
                     self.edge

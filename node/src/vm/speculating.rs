@@ -151,7 +151,7 @@ impl VmLoop {
     /// The VM stands at the end of `epoch`, and all that it said is taken (invariant 1). What a backup needs of its connections; a
     /// new backup needs all of it.
     pub(super) fn speculation_cut(&mut self, epoch: Epoch, new_backup: bool) -> Option<Bytes> {
-        self.with_driver(|driver, _, _| Ok(driver.cut(epoch, new_backup)))
+        self.with_driver(|driver, now_us, _| Ok(driver.cut(now_us, epoch, new_backup)))
     }
 
     /// A sync is here whole. None: nothing here speculates.

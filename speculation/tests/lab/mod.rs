@@ -84,27 +84,74 @@ impl Place {
         });
     }
 
+    /// Its host is switched off, as far as anybody can tell.
+    pub fn vanish(&self) {
+        let rules = "table inet gone {\n\
+            chain in { type filter hook input priority 0; drop; }\n\
+            chain out { type filter hook output priority 0; drop; }\n}\n";
+        self.tool("nft", &["-f", "-"], rules);
+    }
+
+    /// Nothing arrives there any more.
+    pub fn goes_deaf(&self) {
+        let rules = "table inet gone {\n\
+            chain in { type filter hook input priority 0; drop; }\n}\n";
+        self.tool("nft", &["-f", "-"], rules);
+    }
+
+    /// It is there again.
+    pub fn is_back(&self) {
+        self.tool("nft", &["delete", "table", "inet", "gone"], "");
+    }
+
+    /// One of the kernel's counters for this namespace: `TcpExt` or `IpExt`, and its name.
+    pub fn counter(&self, group: &'static str, name: &'static str) -> u64 {
+        // `/proc/net` is that of the process's first thread.
+        let all = self.run(|| std::fs::read_to_string("/proc/thread-self/net/netstat").expect("netstat"));
+        let mut lines = all.lines().filter(|line| line.starts_with(group));
+        let (names, values) = (lines.next().unwrap_or(""), lines.next().unwrap_or(""));
+        let mut both = names.split_whitespace().zip(values.split_whitespace());
+        let (_, value) = both.find(|(known, _)| *known == name).expect(name);
+        value.parse().expect("a number")
+    }
+
     pub fn sysctl(&self, name: &'static str, value: &'static str) {
         self.run(move || std::fs::write(format!("/proc/sys/net/{name}"), value).expect(name));
     }
 }
 
-/// What `ss` tells of the shadow sockets of this process.
-pub fn shadow_sockets() -> String {
-    let mut told = String::new();
+/// What `job` gives in each network namespace in which this process has shadow sockets.
+fn with_shadow_sockets<T: Send + 'static>(job: impl Fn() -> T + Clone + Send + 'static) -> Vec<T> {
+    let mut given = vec![];
     for task in std::fs::read_dir("/proc/self/task").expect("threads") {
         let task = task.expect("a thread").path();
         // One that has ended meanwhile has no name.
         if std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "shadow-sockets") {
             let namespace = std::fs::File::open(task.join("ns/net")).expect("its namespace");
-            let looks = std::thread::spawn(move || {
+            let job = job.clone();
+            let done = std::thread::spawn(move || {
                 nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).expect("into it");
-                Command::new("ss").args(["-tinH"]).output().expect("ss")
+                job()
             });
-            told += &String::from_utf8_lossy(&looks.join().expect("no panic").stdout);
+            given.push(done.join().expect("no panic"));
         }
     }
-    told
+    given
+}
+
+/// What `ss` tells of the shadow sockets of this process.
+pub fn shadow_sockets() -> String {
+    let told = with_shadow_sockets(|| Command::new("ss").args(["-tinH"]).output().expect("ss").stdout);
+    String::from_utf8_lossy(&told.concat()).into_owned()
+}
+
+/// Sets it where the shadow sockets of this process are.
+pub fn set_for_shadow_sockets(name: &'static str, value: &'static str) {
+    let set = with_shadow_sockets(move || std::fs::write(format!("/proc/sys/net/{name}"), value));
+    assert!(
+        set.iter().all(Result::is_ok) && !set.is_empty(),
+        "{name}: {set:?}"
+    );
 }
 
 /// What the host does.
@@ -260,7 +307,7 @@ impl Host {
                 // Drained: the VM's frames so far are of this epoch.
                 self.hear_vm(&mut driver, &mut buffer);
                 driver.flush(now, self).expect("the TUN");
-                let part = driver.cut(self.epoch, whole);
+                let part = driver.cut(now, self.epoch, whole);
                 whole = false;
                 replica.stage(self.epoch, part).expect("what the primary says");
                 safe.push_back((now + self.within(2_000, 60_000), self.epoch));
