@@ -138,7 +138,7 @@ pub fn choose(
     say: &mut dyn FnMut(&str),
 ) -> Result<RunsUnder> {
     if wanted == Wanted::Tcg {
-        say("accel: tcg, as asked for (--accel)");
+        say("accel: tcg (--accel auto or kvm for KVM)");
         return Ok(RunsUnder::Tcg);
     }
     match kvm(image, images) {

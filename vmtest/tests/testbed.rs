@@ -4,6 +4,7 @@
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -148,6 +149,7 @@ fn a_shaped_cable_delays_and_loses_and_the_plain_one_is_there_again() -> Result<
     let shape = Shape {
         delay: Duration::from_millis(5),
         lost_of_million: 0,
+        megabits: None,
         seed: 1,
     };
     let shaper = testbed.shape("client", shape)?;
@@ -180,6 +182,23 @@ fn a_shaped_cable_delays_and_loses_and_the_plain_one_is_there_again() -> Result<
         "{counts:?}"
     );
 
+    let slow = Shape {
+        delay: Duration::ZERO,
+        megabits: NonZeroU32::new(100),
+        ..shape
+    };
+    let shaper = testbed.shape("client", slow)?;
+    let begun = Instant::now();
+    let (came, _) = carried(&testbed, &bytes)?;
+    let took = begun.elapsed();
+    // Never sooner: 32 megabits take 0.32 s.
+    assert!(
+        came == bytes && took >= Duration::from_millis(320),
+        "{} bytes, {took:?}",
+        came.len()
+    );
+    assert_eq!(shaper.finish()?.crowded_out, 0);
+
     let (came, _) = carried(&testbed, &bytes)?;
     assert!(came == bytes, "over the plain cable");
     assert!(reaches(testbed.node("client"), testbed.node("b"))?);
@@ -200,6 +219,7 @@ fn datagrams_over_a_lossy_cable_keep_their_order_and_as_many_are_missing_as_are_
         Shape {
             delay: Duration::from_millis(1),
             lost_of_million: 250_000,
+            megabits: None,
             seed: 3,
         },
     )?;

@@ -4,6 +4,7 @@
 //! * **Not here:** how frames are delayed and lost (`testbed/shaper`), what a link without a VM carries ([`super::links`]).
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ pub enum Link {
         round_trip_ms: u32,
         /// Of a hundred frames so many are lost, in each direction.
         loss_percent: u32,
+        /// How much it carries in a second, in each direction; none: as much as the cores do.
+        megabits: Option<NonZeroU32>,
     },
 }
 
@@ -34,9 +37,11 @@ impl Link {
             Self::Shaped {
                 round_trip_ms,
                 loss_percent,
+                megabits,
             } => Some(Shape {
                 delay: Duration::from_millis(round_trip_ms.into()) / 2,
                 lost_of_million: loss_percent * 10_000,
+                megabits,
                 seed,
             }),
         }
@@ -50,7 +55,7 @@ impl FromStr for Link {
         if words == "lan" {
             return Ok(Self::Lan);
         }
-        let (mut round_trip_ms, mut loss_percent) = (0, 0);
+        let (mut round_trip_ms, mut loss_percent, mut megabits) = (0, 0, None);
         for word in words.split('+') {
             let number = |digits: &str| -> Result<u32> {
                 let number = digits.parse();
@@ -60,40 +65,53 @@ impl FromStr for Link {
                 round_trip_ms = number(digits)?;
             } else if let Some(digits) = word.strip_suffix('%') {
                 loss_percent = number(digits)?;
+            } else if let Some(digits) = word.strip_suffix("gbit") {
+                megabits = Some(number(digits)?.saturating_mul(1000));
+            } else if let Some(digits) = word.strip_suffix("mbit") {
+                megabits = Some(number(digits)?);
             } else {
                 bail!(
-                    "no link '{word}': there are lan, 5ms (added to a round trip), 1% (lost in each direction), and 5ms+1%"
+                    "no link '{word}': there are lan, 5ms (added to a round trip), 1% (lost in each direction), 1gbit or 100mbit (in each direction), and 5ms+1%"
                 );
             }
         }
         ensure!(
-            round_trip_ms <= 1000 && loss_percent <= 50,
-            "link '{words}': at most 1000ms and 50%"
+            round_trip_ms <= 1000
+                && loss_percent <= 50
+                && megabits.is_none_or(|megabits| (1..=100_000).contains(&megabits)),
+            "link '{words}': at most 1000ms, 50%, and from 1mbit to 100gbit"
         );
         Ok(Self::Shaped {
             round_trip_ms,
             loss_percent,
+            megabits: megabits.and_then(NonZeroU32::new),
         })
     }
 }
 
 impl fmt::Display for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Lan => f.write_str("lan"),
-            Self::Shaped {
-                round_trip_ms,
-                loss_percent: 0,
-            } => write!(f, "{round_trip_ms}ms"),
-            Self::Shaped {
-                round_trip_ms: 0,
-                loss_percent,
-            } => write!(f, "{loss_percent}%"),
-            Self::Shaped {
-                round_trip_ms,
-                loss_percent,
-            } => write!(f, "{round_trip_ms}ms+{loss_percent}%"),
+        let Self::Shaped {
+            round_trip_ms,
+            loss_percent,
+            megabits,
+        } = *self
+        else {
+            return f.write_str("lan");
+        };
+        let mut words = Vec::new();
+        if round_trip_ms > 0 || (loss_percent == 0 && megabits.is_none()) {
+            words.push(format!("{round_trip_ms}ms"));
         }
+        if loss_percent > 0 {
+            words.push(format!("{loss_percent}%"));
+        }
+        match megabits.map_or(0, NonZeroU32::get) {
+            0 => {}
+            whole if whole % 1000 == 0 => words.push(format!("{}gbit", whole / 1000)),
+            megabits => words.push(format!("{megabits}mbit")),
+        }
+        f.write_str(&words.join("+"))
     }
 }
 
@@ -103,10 +121,22 @@ mod tests {
 
     #[test]
     fn words_are_links_and_links_words() {
-        for word in ["lan", "0ms", "5ms", "20ms", "1%", "5ms+1%"] {
+        for word in [
+            "lan",
+            "0ms",
+            "5ms",
+            "20ms",
+            "1%",
+            "5ms+1%",
+            "1gbit",
+            "100mbit",
+            "5ms+1%+1gbit",
+        ] {
             assert_eq!(word.parse::<Link>().unwrap().to_string(), word);
         }
-        for word in ["", "5", "ms", "wan", "5ms+", "1.5%", "1001ms", "51%", "lan+5ms"] {
+        for word in [
+            "", "5", "ms", "wan", "5ms+", "1.5%", "1001ms", "51%", "lan+5ms", "0gbit", "101gbit", "1bit",
+        ] {
             assert!(word.parse::<Link>().is_err(), "{word}");
         }
     }
@@ -120,5 +150,7 @@ mod tests {
             (shape.delay.as_micros(), shape.lost_of_million, shape.seed),
             (2500, 10_000, 3)
         );
+        let shape = "1gbit".parse::<Link>().unwrap().shape(3).unwrap();
+        assert_eq!(shape.megabits.map(NonZeroU32::get), Some(1000));
     }
 }

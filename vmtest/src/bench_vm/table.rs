@@ -327,7 +327,7 @@ fn targets(text: &mut String, report: &BenchReport) {
         };
         let _ = writeln!(
             text,
-            "\nA/A {verdict}: one policy has {} of its own throughput, over {} cases (an interval of 99.5 %, which must hold 1, and a figure from 0.95 to 1.05){little}",
+            "\nA/A {verdict}: one policy has {} of its own throughput, over {} cases (an interval of 99.5 %, which must hold 1 and be no wider than half of the figure){little}",
             itself.throughput.in_words(),
             itself.cases
         );

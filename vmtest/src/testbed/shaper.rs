@@ -1,10 +1,10 @@
-//! A client's cable with delay and loss: two TAPs in the place of its two ends, and a thread for each way between them.
+//! A client's cable with delay, loss or a rate: two TAPs in the place of its two ends, and a thread for each way between them.
 //!
 //! * **Decides:** nothing; [`lane`] does.
 //! * **Flow:** `up0` of the client, a TAP -> [`pump`] -> the switch's port, a TAP; and back.
 //! * **Invariants:** (1) large frames pass whole, as they do between a veth's ends, so that a cable without delay and loss is not what bounds a transfer
 //!   (`cargo xtask bench links` says what it carries); (2) names and addresses are those of the cable before, which is there again when the value is dropped.
-//! * **Source:** `tc-netem(8)`, which this kernel may not have. **Not here:** rates ([`Testbed::slow_link`]).
+//! * **Source:** `tc-netem(8)`, which this kernel may not have. **Not here:** links between hosts that are slow ([`Testbed::slow_link`]).
 
 mod lane;
 

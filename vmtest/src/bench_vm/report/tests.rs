@@ -246,7 +246,7 @@ fn one_policy_against_itself_holds_or_does_not() {
     assert!(!report(&[("none", 1.0), ("none'", 0.93)]).itself.unwrap().holds);
     assert!(report(&[("dunlin", 1.0), ("dunlin'", 1.0)]).itself.unwrap().holds);
     assert!(report(&[("none", 1.0), ("dunlin", 1.0)]).itself.is_none());
-    // However wide the interval is, a tenth is too far away.
+    // An interval that holds everything says nothing.
     let mut wide = report(&[("none", 1.0), ("none'", 1.0)]);
     for row in wide.rows.iter_mut().filter(|row| row.policy == "none'") {
         for (sample, share) in row.samples.iter_mut().zip([0.2, 0.9, 0.9, 0.9, 0.9, 5.0]) {

@@ -2,10 +2,11 @@
 //!
 //! * **Decides:** all of it, from the frames, the time that it is told, and a seed.
 //! * **Invariants:** (1) frames keep their order; (2) none comes out before its time; (3) chance is drawn once for each frame as a wire would carry it: a
-//!   large frame is as many as it would be cut into; (4) what waits is bounded, and what found no room is counted.
+//!   large frame is as many as it would be cut into, also where the wire's rate counts their bytes; (4) what waits is bounded, and what found no room is counted.
 //! * **Source:** `tc-netem(8)` for the words. **Not here:** clocks and devices ([`super`]).
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use dunlin_core::offload::Offload;
@@ -15,6 +16,8 @@ use crate::random::Random;
 
 /// What may wait in one direction: a gigabyte a second for 60 ms.
 pub const QUEUE_BYTES: usize = 64 << 20;
+/// Beside each frame on the wire: preamble, checksum and gap (IEEE 802.3).
+const WIRE_BYTES: usize = 24;
 /// Buffers that are kept for the next frames: memory that is touched for the first time costs more than the copy.
 const SPARE: usize = 256;
 
@@ -25,6 +28,8 @@ pub struct Shape {
     pub delay: Duration,
     /// How many of a million are lost, in each direction.
     pub lost_of_million: u32,
+    /// How fast the wire is in each direction, in megabits a second; none: as fast as frames come.
+    pub megabits: Option<NonZeroU32>,
     /// From what it is drawn which ones these are.
     pub seed: u64,
 }
@@ -56,6 +61,8 @@ pub struct Lane {
     shape: Shape,
     random: Random,
     waiting: VecDeque<(Instant, Vec<u8>)>,
+    /// When the wire has carried all that came, where it has a rate.
+    free_at: Option<Instant>,
     bytes: usize,
     spare: Vec<Vec<u8>>,
     scratch: Vec<u8>,
@@ -69,6 +76,7 @@ impl Lane {
             shape,
             random: Random::new(shape.seed.wrapping_mul(2).wrapping_add(number)),
             waiting: VecDeque::new(),
+            free_at: None,
             bytes: 0,
             spare: Vec::new(),
             scratch: Vec::new(),
@@ -78,7 +86,6 @@ impl Lane {
 
     /// Takes a frame behind its header ([`Offload`]), which came at `now`.
     pub fn take(&mut self, now: Instant, framed: &mut [u8]) {
-        let at = now + self.shape.delay;
         let Some((header, frame)) = framed.split_first_chunk_mut() else {
             return;
         };
@@ -86,7 +93,7 @@ impl Lane {
         if offload.gso_type == 0 || self.shape.lost_of_million == 0 {
             match self.is_lost() {
                 true => self.counts.lost += 1,
-                false => self.wait(at, framed),
+                false => self.wait(now, framed),
             }
             return;
         }
@@ -103,10 +110,10 @@ impl Lane {
         if !is_right {
             self.counts.crowded_out += 1;
         } else if kept.len() == all {
-            self.wait(at, framed);
+            self.wait(now, framed);
         } else {
             self.counts.lost += (all - kept.len()) as u64;
-            kept.iter().for_each(|segment| self.wait(at, segment));
+            kept.iter().for_each(|segment| self.wait(now, segment));
         }
     }
 
@@ -115,11 +122,21 @@ impl Lane {
         self.shape.lost_of_million > 0 && self.random.chance(self.shape.lost_of_million.into())
     }
 
-    fn wait(&mut self, at: Instant, framed: &[u8]) {
+    fn wait(&mut self, now: Instant, framed: &[u8]) {
         if self.bytes + framed.len() > QUEUE_BYTES {
             self.counts.crowded_out += 1;
             return;
         }
+        let carried = match self.shape.megabits {
+            None => now,
+            Some(megabits) => {
+                let bits = 8 * on_the_wire(framed) as u64;
+                let begins = self.free_at.map_or(now, |free_at| free_at.max(now));
+                begins + Duration::from_nanos(bits * 1000 / u64::from(megabits.get()))
+            }
+        };
+        self.free_at = Some(carried);
+        let at = carried + self.shape.delay;
         self.bytes += framed.len();
         let mut buffer = self.spare.pop().unwrap_or_default();
         buffer.clear();
@@ -158,6 +175,21 @@ impl Lane {
     }
 }
 
+/// The bytes of all the frames that a wire would carry of this one.
+fn on_the_wire(framed: &[u8]) -> usize {
+    let Some((header, frame)) = framed.split_first_chunk() else {
+        return 0;
+    };
+    let offload = Offload::read(header);
+    let headers = usize::from(offload.hdr_len);
+    let payload = frame.len().saturating_sub(headers);
+    let frames = match offload.gso_type {
+        0 => 1,
+        _ => payload.div_ceil(usize::from(offload.gso_size).max(1)).max(1),
+    };
+    frame.len() + (frames - 1) * headers + frames * WIRE_BYTES
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,6 +200,7 @@ mod tests {
         Shape {
             delay: 5 * MS,
             lost_of_million,
+            megabits: None,
             seed: 7,
         }
     }
@@ -289,6 +322,30 @@ mod tests {
         let mut lane = Lane::new(shape(0), 0);
         lane.take(now, &mut large(40));
         assert_eq!(drain(&mut lane, now + 5 * MS), [large(40)]);
+    }
+
+    #[test]
+    fn a_wire_with_a_rate_carries_one_frame_after_the_other_and_of_a_large_one_each_segments_headers() {
+        let now = Instant::now();
+        let mut lane = Lane::new(
+            Shape {
+                megabits: NonZeroU32::new(8),
+                ..shape(0)
+            },
+            0,
+        );
+        // A byte takes a microsecond.
+        let us = |us: u64| now + 5 * MS + Duration::from_micros(us);
+        lane.take(now, &mut numbered(1));
+        lane.take(now, &mut numbered(2));
+        assert_eq!(lane.next_at(), Some(us(64 + 24)));
+        assert_eq!(drain(&mut lane, us(88)).len(), 1);
+        assert_eq!(lane.next_at(), Some(us(2 * 88)));
+        assert_eq!(drain(&mut lane, us(176)).len(), 1);
+        // The wire was idle meanwhile, and has saved nothing up.
+        let later = Duration::from_secs(1);
+        lane.take(now + later, &mut large(40));
+        assert_eq!(lane.next_at(), Some(us(40 * (54 + 1000 + 24)) + later));
     }
 
     #[test]
