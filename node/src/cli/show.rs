@@ -100,8 +100,14 @@ fn describe(text: &mut String, vm: &VmStatus) {
     let lag = vm.committed.saturating_sub(vm.applied);
     let _ = writeln!(
         text,
-        "  frames: {} in, {} out, {} held; log: {} agreed, {lag} to apply",
-        vm.frames_in, vm.frames_out, vm.held_frames, vm.committed
+        "  frames: {} in, {} out, {} held{}; log: {} agreed, {lag} to apply",
+        vm.frames_in,
+        vm.frames_out,
+        vm.held_frames,
+        vm.nic_backend
+            .as_ref()
+            .map_or(String::new(), |backend| format!(", {backend} cards")),
+        vm.committed
     );
     if let Some(answers) = &vm.answers {
         let ms = |us: u64| us as f64 / 1e3;
@@ -318,6 +324,27 @@ pub fn events(socket: &Path, follow: bool, since_ms: Option<u64>, json: bool) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn how_frames_go_to_the_cards_is_told_while_the_vm_runs() {
+        let mut vm = VmStatus::default();
+        let told = |vm: &VmStatus| {
+            let mut text = String::new();
+            describe(&mut text, vm);
+            text
+        };
+        assert!(
+            told(&vm).contains("frames: 0 in, 0 out, 0 held; log:"),
+            "{}",
+            told(&vm)
+        );
+        vm.nic_backend = Some("vhost-user".into());
+        assert!(
+            told(&vm).contains("0 held, vhost-user cards; log:"),
+            "{}",
+            told(&vm)
+        );
+    }
 
     #[test]
     fn hosts_of_other_builds_are_named_while_an_upgrade_is_under_way() {
