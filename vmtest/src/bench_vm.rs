@@ -11,6 +11,7 @@
 //! * **Source:** PLOVER (NSDI'18, section 6) for what to show: throughput, latency, pause by step, pages, intervals.
 //! * **Not here:** what a fail-over costs is in [`failover`], what a card does in [`cards`].
 
+mod beside;
 mod bound;
 pub mod cards;
 mod case;
@@ -43,6 +44,7 @@ use crate::cluster::VmPlan;
 use crate::image::{self, GuestImage};
 use windows::Told;
 
+pub use beside::beside;
 pub use case::{Case, choose, over};
 pub use link::Link;
 pub use machine::Machine;

@@ -235,6 +235,10 @@ fn any_number_of_clients_that_take_nothing_keep_nothing_from_the_others() {
     let kept = talk.core.size().1;
     assert!((960 << 10..=1 << 20).contains(&kept), "{kept}");
     assert!(talk.core.counts().held > 500, "{:?}", talk.core.counts());
+    // One that keeps something goes on as long as there is room at all.
+    talk.client = slow;
+    assert_eq!(talk.data(100, b"more"), NOTHING);
+    assert_eq!(talk.flush(), ["vm: ACK 0 ack 104"]);
     // One for which nothing is kept goes on held at once.
     talk.client = silent;
     let said = talk.data(0, b"answer");

@@ -1,10 +1,10 @@
 //! Transcripts of what packets ask of the network: a mark, and how far they may go.
 
 use super::seg::*;
-use super::talk::Talk;
+use super::talk::{Talk, limits};
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::Offload;
-use dunlin_core::speculation::Action;
+use dunlin_core::speculation::{Action, Replica, Speculation};
 
 /// IP's first byte in the frames of the clients 0 (IPv4), 1 (in a VLAN) and 2 (IPv6).
 const BEGINS: [usize; 3] = [14, 18, 14];
@@ -47,7 +47,8 @@ fn what_the_client_gets_has_the_mark_and_the_ttl_of_the_vms_last_packet() {
         talk.client = client;
         talk.opens();
         let mut at = 0;
-        for (class, ttl) in [(0, 64), (0xb8, 128), (0x10, 63)] {
+        // With a smaller TTL the VM only asks how far its client is.
+        for (class, ttl, heard) in [(0, 64, 64), (0xb8, 128, 128), (0x10, 63, 63), (0, 3, 32)] {
             let mut data = talk.of_vm(at, 0);
             data.payload = b"abc".to_vec();
             // ECN is between two hosts, and the VM's was for itself.
@@ -62,7 +63,7 @@ fn what_the_client_gets_has_the_mark_and_the_ttl_of_the_vms_last_packet() {
             let Some(Action::ToClient(frame, _)) = out.pop() else {
                 panic!("{out:?}")
             };
-            assert_eq!(asked(client, &frame), (class, ttl));
+            assert_eq!(asked(client, &frame), (class, heard));
             at += 3;
             let mut question = talk.of_client(at / 3 - 1, at);
             question.payload = b"?".to_vec();
@@ -75,7 +76,23 @@ fn what_the_client_gets_has_the_mark_and_the_ttl_of_the_vms_last_packet() {
             let Some(Action::ToClient(frame, _)) = out.pop() else {
                 panic!("{out:?}")
             };
-            assert_eq!(asked(client, &frame), (class, ttl));
+            assert_eq!(asked(client, &frame), (class, heard));
         }
     }
+}
+
+#[test]
+fn a_new_primary_asks_for_nothing_until_the_vm_has_said_something() {
+    let mut talk = Talk::open();
+    let mut data = talk.of_vm(0, 0);
+    data.payload = b"abc".to_vec();
+    said(&mut talk, &data, 0xb8, 128);
+    talk.sync();
+    let replica = std::mem::replace(&mut talk.replica, Replica::new(limits()));
+    let mut out = vec![];
+    talk.core = Speculation::take_over(limits(), replica, talk.now, &mut out);
+    let Some(Action::ToClient(frame, _)) = out.pop() else {
+        panic!("{out:?}")
+    };
+    assert_eq!(asked(0, &frame), (0, 64));
 }

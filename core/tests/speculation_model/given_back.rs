@@ -149,6 +149,10 @@ fn one_whose_socket_cannot_be_built_again_is_held_again() {
     talk.core.failed(talk.now, talk.flow.expect("built"), &mut out);
     assert_eq!(talk.told(out), ["destroy", "vm: ACK 0 ack 3"]);
     assert_eq!(talk.says(&ack), ["vm: ACK 0 ack 3"], "not at once");
+    talk.now += AGAIN_US;
+    assert_eq!(talk.says(&ack), ["vm: ACK 0 ack 3"], "later than the first time");
+    talk.now += AGAIN_US;
+    assert_eq!(talk.says(&ack).len(), 2);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `cargo xtask bench vm`: what protection costs.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use dunlin_vmtest::bench_vm::{self, BenchReport, BenchSpec, Link, Wish};
@@ -63,6 +63,9 @@ pub struct Vm {
     /// Measure nothing. Show what the file given by --json holds.
     #[arg(long, requires = "json")]
     show: bool,
+    /// Show how far the shares of the file given by --json are from those of this one: of another day, or another build.
+    #[arg(long, value_name = "FILE", requires = "show")]
+    beside: Option<PathBuf>,
     /// Another word for the guest's kernel command line, such as 'nokaslr'; may be repeated.
     #[arg(long, value_name = "WORD")]
     append: Vec<String>,
@@ -84,6 +87,10 @@ pub fn run(options: &Vm) -> Result<()> {
     };
     if options.show {
         let report = older.context("--show needs the file that --json names")?;
+        if let Some(other) = &options.beside {
+            print!("{}", bench_vm::beside(&report, &read(other)?));
+            return Ok(());
+        }
         return show(options, &report, options.json.as_deref(), false);
     }
     let spec = what(options)?;
@@ -94,7 +101,7 @@ pub fn run(options: &Vm) -> Result<()> {
         spec.policies.join(", ")
     );
     bench_vm::check_policies(&spec)?;
-    let mut failed = 0;
+    let (mut failed, begun) = (0, Instant::now());
     for time in 1..=options.times {
         let numbered = options
             .json
@@ -108,6 +115,10 @@ pub fn run(options: &Vm) -> Result<()> {
             ..spec.clone()
         };
         let report = once(&spec, older.as_ref(), file.map(PathBuf::as_path))?;
+        println!(
+            "\nbench vm: measured for {:.1} minutes",
+            begun.elapsed().as_secs_f64() / 60.0
+        );
         let shown = show(options, &report, file.map(PathBuf::as_path), true);
         match shown {
             Err(error) if options.times > 1 => {

@@ -1,4 +1,4 @@
-use super::super::{case, plot, table};
+use super::super::{beside::beside, case, plot, table};
 use super::*;
 
 fn sample(per_second: f64, p50_ms: f64) -> Sample {
@@ -258,6 +258,27 @@ fn one_policy_against_itself_holds_or_does_not() {
     let wide = wide.itself.unwrap();
     let (low, high) = wide.throughput.interval.unwrap();
     assert!(low < 1.0 && 1.0 < high && !wide.holds, "{wide:?}");
+}
+
+#[test]
+fn two_reports_are_near_each_other_where_their_shares_are() {
+    let this = report(&[("none", 1.0), ("dunlin", 0.9), ("colo", 0.5)]);
+    let mut other = report(&[("none", 1.0), ("dunlin", 0.85), ("colo", 0.6), ("remus", 0.1)]);
+    let text = beside(&this, &other);
+    let cells = case::all().len();
+    assert_eq!(
+        text.lines().filter(|line| line.ends_with("FAR")).count(),
+        cells,
+        "{text}"
+    );
+    assert!(text.contains("redis set c=1 dunlin"), "{text}");
+    let told = format!("{cells} of {} shares that both have are within 10 %", 2 * cells);
+    assert!(text.contains(&told), "{text}");
+    // What only one of them has is no part of it.
+    other.rows.retain(|row| row.case != "set");
+    other.conclude();
+    let text = beside(&this, &other);
+    assert!(!text.contains("redis set "), "{text}");
 }
 
 #[test]
