@@ -170,10 +170,7 @@ fn where_memory_is_scarce_nobody_comes_back() {
         }
         talk.client = client;
         talk.opens();
-        for n in 0..64 {
-            talk.data(n * 1024, &[1; 1024]);
-            talk.flush();
-        }
+        talk.fills();
     }
     let kept = talk.core.size().1;
     assert!(kept > 60 << 10, "{kept}");

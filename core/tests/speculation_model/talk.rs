@@ -259,6 +259,14 @@ impl Talk {
         self.says(&seg)
     }
 
+    /// 64 KiB that nobody takes, as far as the VM is let.
+    pub fn fills(&mut self) {
+        for n in 0..64 {
+            self.data(n * 1024, &[1; 1024]);
+            self.flush();
+        }
+    }
+
     /// Said, safe, written, and sent to the client.
     pub fn delivered(&mut self, at: u32, bytes: &[u8]) {
         assert_eq!(self.data(at, bytes), [""; 0]);
