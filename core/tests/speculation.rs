@@ -102,6 +102,7 @@ fn both_streams_are_whole_wherever_hosts_die() {
     assert!(total(|seen| seen.begun) > 300, "{seen:?}");
     assert!(total(|seen| seen.take_overs) > 100, "{seen:?}");
     assert!(total(|seen| seen.bytes) > 5_000_000, "{seen:?}");
+    assert!(total(|seen| seen.ahead) > 1_000, "{seen:?}");
     assert!(seen.iter().any(|seen| seen.most_outstanding > 4), "{seen:?}");
 }
 

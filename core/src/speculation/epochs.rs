@@ -2,16 +2,20 @@
 //!
 //! Invariants: 1. a cut comes when all frames that the VM sent before its stop were taken (`vm_sent`): what the checkpoint does not hold
 //!    the VM would believe to be acknowledged after a take-over. 2. marks are let go in the order of their epochs.
-//! 3. after a release the client knows what the VM safely said of its bytes, also where the shadow socket has nothing to send.
+//! 3. what went ahead of a cut is told again by nobody, and counts only with its cut.
+//! 4. after a release the client knows what the VM safely said of its bytes, also where the shadow socket has nothing to send.
 //! Source: VEE'12, 3.1; Remus' output commit. Not here: when to cut, and how a checkpoint gets to the backup.
 
-use super::connection::{Connection, Mark, Phase, Reset, Word};
+use super::connection::{Connection, Mark, Phase, Reset, Word, later};
 use super::types::Context;
 use super::{Action, Speculation, state};
 use crate::output::packet::{ACK, before};
 use crate::units::Epoch;
 use bytes::Bytes;
 use std::collections::VecDeque;
+
+/// What goes ahead at once: so many times the least that is worth it.
+const AHEAD_AT_ONCE: u32 = 4;
 
 impl Speculation {
     /// The VM stands still at the end of `epoch`, and all that it sent before was taken. What a backup needs to go on from here:
@@ -50,8 +54,32 @@ impl Speculation {
                 connection.exported = connection.nxt;
             }
         }
+        self.much_untold.clear();
         self.marked.push_back((epoch, marked));
         bytes
+    }
+
+    /// A part of what the next cut would tell, of one connection of which much waits, for a backup to have it before the cut; none if
+    /// nothing is worth it. It counts only with the cut.
+    pub fn ahead(&mut self) -> Option<Bytes> {
+        while let Some(flow) = self.much_untold.pop_first() {
+            let Some(connection) = self.connections.get_mut(&flow) else {
+                continue;
+            };
+            let untold = connection.untold() as u32;
+            if untold < self.limits.ahead_bytes {
+                continue;
+            }
+            let part = untold.min(AHEAD_AT_ONCE * self.limits.ahead_bytes);
+            let until = connection.first_untold().wrapping_add(part);
+            let bytes = state::encode_ahead(&flow, connection, until);
+            connection.exported = until;
+            if untold - part >= self.limits.ahead_bytes {
+                self.much_untold.insert(flow);
+            }
+            return Some(bytes);
+        }
+        None
     }
 
     /// No other host holds a copy that could go on: all that the VM has said so far is safe, with no cut for it.
@@ -90,6 +118,17 @@ pub(super) fn next_until<T>(queue: &mut VecDeque<T>, so: impl Fn(&T) -> bool) ->
 }
 
 impl Connection {
+    /// The first number of its stream that no checkpoint has told.
+    pub(super) fn first_untold(&self) -> u32 {
+        later(self.exported, self.una)
+    }
+
+    /// How many bytes are kept that no checkpoint has told.
+    pub(super) fn untold(&self) -> usize {
+        let told = self.first_untold().wrapping_sub(self.base) as usize;
+        self.kept().saturating_sub(told)
+    }
+
     /// Marks the end of `epoch`; false if nothing of it waits.
     fn mark(&mut self, epoch: Epoch) -> bool {
         self.unmarked = false;

@@ -74,6 +74,8 @@ pub struct Speculation {
     dirty: BTreeSet<Flow>,
     /// Flows with a mark, by epoch.
     marked: VecDeque<(crate::units::Epoch, Vec<Flow>)>,
+    /// Of whom a backup may hear ahead of the next cut.
+    much_untold: BTreeSet<Flow>,
     /// Who has an acknowledgement to get.
     due: BTreeSet<Flow>,
     timers: BTreeSet<(u64, Flow)>,
@@ -100,6 +102,7 @@ impl Speculation {
             next_stamp: 0,
             dirty: BTreeSet::new(),
             marked: VecDeque::new(),
+            much_untold: BTreeSet::new(),
             due: BTreeSet::new(),
             timers: BTreeSet::new(),
             unmarked: BTreeSet::new(),
@@ -305,6 +308,9 @@ impl Speculation {
         if connection.due {
             self.due.insert(flow);
         }
+        if connection.untold() >= self.limits.ahead_bytes as usize {
+            self.much_untold.insert(flow);
+        }
         match connection.unmarked {
             true => self.unmarked.insert(flow),
             false => self.unmarked.remove(&flow),
@@ -323,6 +329,7 @@ impl Speculation {
             self.kept_bytes -= connection.kept();
             self.connections.remove(&flow);
             self.unmarked.remove(&flow);
+            self.much_untold.remove(&flow);
             self.dirty.insert(flow);
             // A handshake in its place may be forgotten; the backup has to hear of this end all the same.
             if let Some(handshake) = self.handshakes.get_mut(&flow) {

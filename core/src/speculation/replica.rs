@@ -1,5 +1,7 @@
 //! What a backup knows of the primary's connections: the last whole checkpoint, and parts of later ones that are not whole yet.
 //!
+//! Flow: parts of a checkpoint, of which some come ahead of it while its epoch runs, are staged; when it is whole they are merged.
+//!
 //! Invariants: 1. a part is merged when its checkpoint is whole, as memory is; a take-over throws parts of the abandoned branch away.
 //! 2. what does not follow what is known is refused when it comes, and leaves everything as it was. 3. the streams' bytes are bounded.
 //! Not here: the session that carries it.
@@ -22,12 +24,24 @@ pub(super) struct Known {
     pub(super) connection: Option<Connection>,
 }
 
+impl Connection {
+    /// Takes over the bytes that an earlier part has brought, where these are the next ones of the same stream.
+    fn continues(&mut self, mut earlier: Connection) {
+        if earlier.nxt == self.base && before(self.una, self.base) {
+            earlier.bytes.append(&mut self.bytes);
+            (self.bytes, self.base) = (earlier.bytes, earlier.base);
+        }
+    }
+}
+
 /// A backup's knowledge of the primary's connections.
 #[derive(Debug)]
 pub struct Replica {
     limits: Limits,
     known: BTreeMap<Flow, Known>,
-    staged: VecDeque<(Epoch, Vec<(Flow, Known)>)>,
+    staged: VecDeque<(Epoch, BTreeMap<Flow, Known>)>,
+    /// The newest whole checkpoint.
+    whole: Option<Epoch>,
     /// Where the streams end in what was staged last.
     ends: BTreeMap<Flow, u32>,
     bytes: usize,
@@ -41,12 +55,13 @@ impl Replica {
             limits,
             known: BTreeMap::new(),
             staged: VecDeque::new(),
+            whole: None,
             ends: BTreeMap::new(),
             bytes: 0,
         }
     }
 
-    /// The part of `epoch`'s checkpoint has come.
+    /// A part of `epoch`'s checkpoint has come: each connection in it is as this part says, with the bytes of the parts before.
     ///
     /// # Errors
     /// If it cannot be understood, does not follow what was staged before, or is more than the limits allow.
@@ -56,7 +71,9 @@ impl Replica {
             Some(new) => new.base == new.una || self.ends.get(&change.flow) == Some(&new.base),
             None => true,
         };
-        if !changes.iter().all(follows) || self.staged.back().is_some_and(|(last, _)| *last >= epoch) {
+        let newest = self.staged.back().map(|(staged, _)| *staged);
+        let is_late = newest.is_some_and(|newest| epoch < newest) || self.whole.is_some_and(|whole| epoch <= whole);
+        if is_late || !changes.iter().all(follows) {
             return Err(WireError::Invalid("order of checkpoints"));
         }
         let more: usize = changes
@@ -71,7 +88,10 @@ impl Replica {
             return Err(WireError::Invalid("amount of streams"));
         }
         self.bytes += more;
-        let mut staged = Vec::with_capacity(changes.len());
+        if newest != Some(epoch) {
+            self.staged.push_back((epoch, BTreeMap::new()));
+        }
+        let (_, staged) = self.staged.back_mut().expect("there is one of this epoch");
         for Change {
             flow,
             handshake,
@@ -82,15 +102,20 @@ impl Replica {
                 Some(connection) => self.ends.insert(flow, connection.nxt),
                 None => self.ends.remove(&flow),
             };
-            staged.push((
-                flow,
-                Known {
-                    handshake,
-                    connection,
-                },
-            ));
+            let mut change = Known {
+                handshake,
+                connection,
+            };
+            if let Some(ahead) = staged.remove(&flow).and_then(|known| known.connection) {
+                self.bytes -= ahead.kept();
+                if let Some(new) = &mut change.connection {
+                    self.bytes -= new.kept();
+                    new.continues(ahead);
+                    self.bytes += new.kept();
+                }
+            }
+            staged.insert(flow, change);
         }
-        self.staged.push_back((epoch, staged));
         Ok(())
     }
 
@@ -101,6 +126,7 @@ impl Replica {
                 self.merge(flow, change);
             }
         }
+        self.whole = self.whole.max(Some(epoch));
     }
 
     fn merge(&mut self, flow: Flow, mut change: Known) {
@@ -108,9 +134,8 @@ impl Replica {
         self.bytes -= old.as_ref().map_or(0, Connection::kept);
         if let Some(new) = &mut change.connection {
             self.bytes -= new.kept();
-            if let Some(mut old) = old.filter(|old| old.nxt == new.base && before(new.una, new.base)) {
-                old.bytes.append(&mut new.bytes);
-                (new.bytes, new.base) = (old.bytes, old.base);
+            if let Some(old) = old {
+                new.continues(old);
             }
             if before(new.una, new.base) {
                 // A primary that took its client's word back: it has no stream any more.

@@ -1,5 +1,8 @@
 //! What travels with a checkpoint, as bytes: the connections and handshakes that have changed since the last one.
 //!
+//! Bytes of a long stream go ahead of their checkpoint, in parts of the same layout with a single connection, whose stream may end before what the
+//! VM has said; the checkpoint itself tells the rest.
+//!
 //! Layout, all numbers big-endian: version (1 byte), how many flows follow (4); for each: 4 or 6 (1), the VM's address and port, the
 //! peer's, bit 0 a handshake and bit 1 a connection follow (1; neither: the flow is gone), then these. Bytes of a stream are told once: a
 //! connection says from which number on they follow, and the receiver has those before.
@@ -33,21 +36,33 @@ pub(super) struct Change {
 
 type Known<'a> = (&'a Flow, Option<&'a Handshake>, Option<&'a Connection>);
 
+/// A connection whose bytes up to `until` go ahead of the checkpoint.
+pub(super) fn encode_ahead(flow: &Flow, connection: &Connection, until: u32) -> Bytes {
+    let mut out = BytesMut::with_capacity(until.wrapping_sub(connection.first_untold()) as usize + 256);
+    out.put_u8(VERSION);
+    out.put_u32(1);
+    put_flow(&mut out, flow, 2);
+    put_connection(&mut out, connection, until);
+    out.freeze()
+}
+
 pub(super) fn encode<'a>(flows: impl Iterator<Item = Known<'a>>) -> Bytes {
-    let mut out = BytesMut::new();
+    let flows: Vec<Known> = flows.collect();
+    let told = |(_, _, connection): &Known| connection.map_or(0, Connection::untold);
+    let bytes: usize = flows.iter().map(|known| 256 + told(known)).sum();
+    let mut out = BytesMut::with_capacity(bytes + 5);
     out.put_u8(VERSION);
     out.put_u32(0);
     let mut count = 0_u32;
     for (flow, handshake, connection) in flows {
         count += 1;
-        out.put_u8(if flow.vm.is_ipv4() { 4 } else { 6 });
-        [flow.vm, flow.peer].iter().for_each(|end| put_end(&mut out, end));
-        out.put_u8(u8::from(handshake.is_some()) | u8::from(connection.is_some()) << 1);
+        let what = u8::from(handshake.is_some()) | u8::from(connection.is_some()) << 1;
+        put_flow(&mut out, flow, what);
         if let Some(handshake) = handshake {
             put_handshake(&mut out, handshake);
         }
         if let Some(connection) = connection {
-            put_connection(&mut out, connection);
+            put_connection(&mut out, connection, connection.nxt);
         }
     }
     out[1..5].copy_from_slice(&count.to_be_bytes());
@@ -92,6 +107,12 @@ fn change(reader: &mut Reader) -> Result<Change, WireError> {
         handshake,
         connection,
     })
+}
+
+fn put_flow(out: &mut BytesMut, flow: &Flow, what: u8) {
+    out.put_u8(if flow.vm.is_ipv4() { 4 } else { 6 });
+    [flow.vm, flow.peer].iter().for_each(|end| put_end(out, end));
+    out.put_u8(what);
 }
 
 fn put_end(out: &mut BytesMut, end: &SocketAddr) {
@@ -208,7 +229,7 @@ fn handshake(reader: &mut Reader) -> Result<Handshake, WireError> {
     })
 }
 
-fn put_connection(out: &mut BytesMut, connection: &Connection) {
+fn put_connection(out: &mut BytesMut, connection: &Connection, until: u32) {
     let c = connection;
     put_link(out, c.nic, c.vlan, &c.link);
     out.put_u8(match c.phase {
@@ -247,17 +268,14 @@ fn put_connection(out: &mut BytesMut, connection: &Connection) {
     ];
     numbers.into_iter().for_each(|number| out.put_u32(number));
     put_option(out, c.client_fin);
-    let from = match before(c.exported, c.una) {
-        true => c.una,
-        false => c.exported,
-    };
+    let from = c.first_untold();
     out.put_u32(from);
-    out.put_u32(c.nxt.wrapping_sub(from));
+    out.put_u32(until.wrapping_sub(from));
     // What is over keeps no bytes.
-    let skip = from.wrapping_sub(c.base) as usize;
+    let [skip, end] = [from, until].map(|at| (at.wrapping_sub(c.base) as usize).min(c.bytes.len()));
     let (head, tail) = c.bytes.as_slices();
-    out.put_slice(head.get(skip..).unwrap_or(&[]));
-    out.put_slice(&tail[skip.saturating_sub(head.len()).min(tail.len())..]);
+    out.put_slice(&head[skip.min(head.len())..end.min(head.len())]);
+    out.put_slice(&tail[skip.saturating_sub(head.len())..end.saturating_sub(head.len())]);
 }
 
 fn connection(reader: &mut Reader, flow: Flow) -> Result<Connection, WireError> {

@@ -55,6 +55,8 @@ pub struct Limits {
     pub handshakes: usize,
     /// A connection that was given back does not come back before that, in microseconds.
     pub again_us: u64,
+    /// When so many bytes of a connection wait for the next cut they go to the backup ahead of it.
+    pub ahead_bytes: u32,
 }
 
 impl Default for Limits {
@@ -65,6 +67,7 @@ impl Default for Limits {
             connections: 8192,
             handshakes: 4096,
             again_us: 10_000_000,
+            ahead_bytes: 256 << 10,
         }
     }
 }

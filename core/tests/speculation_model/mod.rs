@@ -5,6 +5,7 @@
 //! C. no end hears a reset, an acknowledgement of what it never said, or a window that is taken back; D. when the faults end, both streams are
 //! whole on both sides. Each copy of the VM answers other bytes after a take-over, so that whatever leaves too early is found.
 
+mod ahead;
 mod ends;
 #[path = "../../../sim/src/tcp/random.rs"]
 pub mod random;
@@ -77,6 +78,7 @@ pub struct Seen {
     pub take_overs: u64,
     pub to_clients: u64,
     pub bytes: u64,
+    pub ahead: u64,
     pub most_outstanding: usize,
     pub ended_us: u64,
 }
@@ -146,6 +148,7 @@ fn limits(plan: &Plan) -> Limits {
         window_bytes: 64 << 10,
         total_bytes: plan.budget.unwrap_or(all.total_bytes),
         again_us: plan.again_us,
+        ahead_bytes: 200 + (plan.seed % 4000) as u32,
         ..all
     }
 }
@@ -379,11 +382,7 @@ impl World {
         }
         let part = self.core.cut(self.now, self.epoch, self.whole);
         self.whole = false;
-        if self.plan.broken != Some(Broken::ForgetsAll)
-            && let Err(error) = self.replica.stage(self.epoch, part)
-        {
-            self.fails(|| format!("C: a checkpoint is refused: {error}"));
-        }
+        self.stage(part);
         self.snapshots.push_back(Snapshot {
             epoch: self.epoch,
             at: self.now,
@@ -439,6 +438,7 @@ impl World {
             self.wake(3, self.now + 10, Event::Core);
         }
         self.act(out);
+        self.tells_ahead();
     }
 
     fn kill(&mut self) {
