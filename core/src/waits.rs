@@ -65,6 +65,8 @@ pub enum Wait {
     DiskMirrors,
     /// The backup's session: the loop's word that the sync may be acknowledged.
     LeaveGiven,
+    /// The backup's session: its loop to take what came ahead of a sync.
+    AheadTaken,
     /// The backup's loop: the leader's word that a session goes on in a new term.
     TermTold,
     /// Both sessions: the stream to take a message.
@@ -136,7 +138,7 @@ fn said_us(us: u64) -> String {
 
 impl Wait {
     /// All of them, in the table's order.
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::SyncAgreed,
         Self::CardTakes,
         Self::Drain,
@@ -163,6 +165,7 @@ impl Wait {
         Self::EndAgreed,
         Self::DiskMirrors,
         Self::LeaveGiven,
+        Self::AheadTaken,
         Self::TermTold,
         Self::StreamTakes,
         Self::MachineEnds,
@@ -342,6 +345,13 @@ impl Wait {
                 "the loop's word that the sync may be acknowledged",
                 5 * S,
                 "the sync is dropped whole, and the session ends",
+            ),
+            Self::AheadTaken => terms(
+                "ahead-taken",
+                BACKUP,
+                "its loop to take what came ahead of a sync",
+                5 * S,
+                ENDS,
             ),
             Self::TermTold => terms(
                 "term-told",

@@ -4,6 +4,8 @@
 
 #[path = "speculation_model/again.rs"]
 mod again;
+#[path = "speculation_model/ahead_cases.rs"]
+mod ahead_cases;
 #[path = "speculation_model/bounds.rs"]
 mod bounds;
 #[path = "speculation_model/carried.rs"]

@@ -241,6 +241,10 @@ fn sync() -> Vec<Vec<u8>> {
             epoch,
             part: Bytes::from_static(b"flows"),
         },
+        SyncMessage::ConnectionsAhead {
+            epoch,
+            part: Bytes::from_static(b"flows"),
+        },
         SyncMessage::Nodes {
             epoch,
             hashes: vec![3, 4],

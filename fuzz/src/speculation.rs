@@ -17,6 +17,7 @@ const LIMITS: Limits = Limits {
     connections: 4,
     handshakes: 4,
     again_us: 1_000_000,
+    ahead_bytes: 200,
 };
 /// The streams' first numbers; near the end of the circle.
 const VM: u32 = u32::MAX - 20;
@@ -118,7 +119,17 @@ pub fn speculation(bytes: &[u8]) {
                     _ => core.socket_sent(now, &frame, Offload::default(), &mut out),
                 }
             }
-            7 => core.flush(now, &mut out),
+            7 => {
+                core.flush(now, &mut out);
+                // A backup that knows nothing yet is told all of it with its first checkpoint.
+                if !whole && let Some(part) = core.ahead() {
+                    assert_eq!(
+                        backup.stage(Epoch(epoch), part),
+                        Ok(()),
+                        "what one host writes ahead the other reads"
+                    );
+                }
+            }
             8 => {
                 let part = core.cut(now, Epoch(epoch), whole);
                 whole = false;

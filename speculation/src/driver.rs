@@ -112,6 +112,11 @@ impl Driver {
         self.core.cut(now_us, epoch, whole)
     }
 
+    /// Bytes of one connection that may go to a backup ahead of the next cut; none if nothing is worth it.
+    pub fn ahead(&mut self) -> Option<Bytes> {
+        self.core.ahead()
+    }
+
     /// The epoch, and all before it, is safe.
     ///
     /// # Errors

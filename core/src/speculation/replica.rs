@@ -72,7 +72,8 @@ impl Replica {
             None => true,
         };
         let newest = self.staged.back().map(|(staged, _)| *staged);
-        let is_late = newest.is_some_and(|newest| epoch < newest) || self.whole.is_some_and(|whole| epoch <= whole);
+        let is_late =
+            newest.is_some_and(|newest| epoch < newest) || self.whole.is_some_and(|whole| epoch <= whole);
         if is_late || !changes.iter().all(follows) {
             return Err(WireError::Invalid("order of checkpoints"));
         }

@@ -37,7 +37,7 @@ pub struct Limits {
 pub struct Sight {
     /// Now.
     pub now_us: u64,
-    /// When the last sync ended.
+    /// When the last sync ended; where syncs have a fixed period, what [`period_counts_from_us`] says.
     pub last_sync_us: u64,
     /// How the copies are kept now.
     pub mode: Mode,
@@ -141,6 +141,13 @@ impl Limits {
     }
 }
 
+/// From when a fixed period counts: from one sync's beginning to the next one's, as in Remus; but the VM's epoch is never shorter than half of
+/// it, however long a sync takes.
+#[must_use]
+pub fn period_counts_from_us(begun_us: u64, ended_us: u64, period_us: u64) -> u64 {
+    begun_us.max(ended_us.saturating_sub(period_us / 2))
+}
+
 /// How often idleness is looked at while output waits for it.
 pub const LOOK_US: u64 = 500;
 /// The same where the backup's word is what output usually waits for.
@@ -242,6 +249,33 @@ mod tests {
             primary_idle: false,
             backup_idle: false,
             disk_asks: false,
+        }
+    }
+
+    /// Syncs that take 7 of 50 ms come every 50 ms, and such that take 200 ms every 225.
+    #[test]
+    fn a_period_is_from_one_beginning_to_the_next() {
+        let limits = Limits {
+            shortest_us: 50_000,
+            longest_us: 50_000,
+            ..LIMITS
+        };
+        for (takes_us, every_us) in [(7_000, 50_000), (25_000, 50_000), (200_000, 225_000)] {
+            let (begun_us, ended_us) = (1_000_000, 1_000_000 + takes_us);
+            let at = |now_us| {
+                let last_sync_us = period_counts_from_us(begun_us, ended_us, limits.longest_us);
+                let sight = Sight {
+                    last_sync_us,
+                    mode: Mode::Passive,
+                    primary_idle: false,
+                    ..sight(now_us)
+                };
+                decide(&limits, &sight)
+            };
+            assert_eq!(at(begun_us + every_us), Decision::Sync(Reason::Limit));
+            let early = at(begun_us + every_us - 1_000);
+            let at_us = begun_us + every_us;
+            assert_eq!(early, Decision::LookAgain { at_us });
         }
     }
 

@@ -20,6 +20,9 @@ pub const TREE_SINCE: u16 = 4;
 /// Since this version a backup says what its memory holds before it is sent any (`Holds`).
 pub const HOLDS_SINCE: u16 = 6;
 
+/// Since this version the bytes of connections may come ahead of their sync (`ConnectionsAhead`).
+pub const AHEAD_SINCE: u16 = 7;
+
 /// The most bytes in one message, without its length.
 pub const MOST_BYTES: usize = 16 << 20;
 
@@ -134,6 +137,13 @@ pub enum SyncMessage {
         /// Opaque.
         part: Bytes,
     },
+    /// Primary, while the epoch runs: a part of what the connections will need at its end. It counts only with the sync.
+    ConnectionsAhead {
+        /// The epoch.
+        epoch: Epoch,
+        /// Opaque.
+        part: Bytes,
+    },
     /// Primary: the rest of the device state, and with it the sync is whole.
     State {
         /// The epoch that ends.
@@ -219,6 +229,7 @@ impl SyncMessage {
             Self::Delta { .. } => "Delta",
             Self::DeviceState { .. } => "DeviceState",
             Self::Connections { .. } => "Connections",
+            Self::ConnectionsAhead { .. } => "ConnectionsAhead",
             Self::State { .. } => "State",
             Self::Staged { .. } => "Staged",
             Self::Loaded { .. } => "Loaded",
@@ -332,6 +343,10 @@ fn put(message: &SyncMessage, out: &mut BytesMut) {
         }
         SyncMessage::Connections { epoch, part } => {
             put_epoch(out, 20, *epoch);
+            out.put_slice(part);
+        }
+        SyncMessage::ConnectionsAhead { epoch, part } => {
+            put_epoch(out, 24, *epoch);
             out.put_slice(part);
         }
         SyncMessage::Differ { epoch, part } => {
@@ -504,6 +519,10 @@ pub fn decode(bytes: Bytes) -> Result<SyncMessage, WireError> {
             }
             SyncMessage::Holds { pages, hashes }
         }
+        24 => SyncMessage::ConnectionsAhead {
+            epoch: Epoch(reader.u64()?),
+            part: reader.rest(),
+        },
         _ => return Err(WireError::Invalid("message tag")),
     };
     reader.end()?;

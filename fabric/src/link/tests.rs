@@ -267,7 +267,7 @@ fn other_versions_get_a_clear_answer_on_both_sides() {
     assert!(
         refusal
             .to_string()
-            .contains("peer speaks protocol version 99, this host versions 2 to 6"),
+            .contains("peer speaks protocol version 99, this host versions 2 to 7"),
         "{refusal}"
     );
     let mut head = [0; 9];

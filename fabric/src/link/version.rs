@@ -15,7 +15,7 @@
 use std::fmt;
 
 /// The newest version of everything that hosts say to each other.
-pub const PROTOCOL_VERSION: u16 = 6;
+pub const PROTOCOL_VERSION: u16 = 7;
 
 /// The oldest version that this build still speaks, with hosts that have nothing newer.
 pub const OLDEST_PROTOCOL: u16 = 2;

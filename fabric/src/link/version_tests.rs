@@ -238,23 +238,23 @@ fn hosts_without_a_common_version_say_so_on_both_sides() {
     let (connected, _, refusal) = try_link(older.clone(), &newer, &hello());
     assert_eq!(
         connected.err().unwrap().to_string(),
-        "the peer speaks protocol version 6, this host versions 7 to 8: upgrade the peer to a dunlin version that knows one of these, or run \
+        "the peer speaks protocol version 6, this host versions 8 to 9: upgrade the peer to a dunlin version that knows one of these, or run \
          the same on all hosts"
     );
     let refusal = refusal.unwrap();
     assert!(
-        refusal.contains("this host versions 2 to 6: upgrade this host to"),
+        refusal.contains("this host versions 2 to 7: upgrade this host to"),
         "{refusal}"
     );
     let (connected, _, refusal) = try_link(newer, &older, &Hello::new("redis", "b", Purpose::Log));
     let said = connected.err().unwrap().to_string();
     assert!(
-        said.contains("version 7, this host versions 2 to 6: upgrade this host"),
+        said.contains("version 8, this host versions 2 to 7: upgrade this host"),
         "{said}"
     );
     let refusal = refusal.unwrap();
     assert!(
-        refusal.contains("versions 2 to 6, this host versions 7 to 8: upgrade the peer"),
+        refusal.contains("versions 2 to 7, this host versions 8 to 9: upgrade the peer"),
         "{refusal}"
     );
 }

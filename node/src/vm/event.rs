@@ -19,6 +19,7 @@ use dunlin_fabric::link::{Hello, Stream};
 use dunlin_guest::disk::{DiskEvent, Fault};
 use dunlin_program::copy::Copy;
 use rustix::event::{EventfdFlags, eventfd};
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -248,6 +249,15 @@ pub enum BackupStep {
         next: Mode,
         /// The connections that do not speak the VM's own numbers.
         connections: Bytes,
+    },
+    /// A part of what the connections need has come ahead of its sync. The session's thread waits until the loop has let go of `taken`.
+    ConnectionsAhead {
+        /// The running epoch.
+        epoch: Epoch,
+        /// Opaque.
+        part: Bytes,
+        /// Dropped when the part is taken.
+        taken: Sender<Infallible>,
     },
     /// It is applied; the VM runs on.
     Loaded {

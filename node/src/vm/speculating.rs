@@ -3,7 +3,7 @@
 //!
 //! Decides:    nothing: what is safe the output says (`newest_acknowledged`, `voice`), who may speak the group, the rest core.
 //! Flow:       primary: a frame of the VM or of a client -> `Driver` -> VM, client, gate or a shadow socket; the line of a sync -> what has
-//!             changed, as the sync's `connections`; its acknowledgement -> the sockets may say what came before the line.
+//!             changed, as the sync's `connections`, of which much goes ahead of it; its acknowledgement -> the sockets may say what came before the line.
 //!             backup: the sync's `connections` -> `Replica`; at a take-over -> `Driver`, which asks each client how far it is.
 //! Invariants: 1. all that the VM said before its stop is taken before the line is drawn.
 //!             2. whether this host may speak is looked at for each frame; what may not leave is lost, as on a wire.
@@ -11,17 +11,22 @@
 //! Source:     VEE'12; docs/speculation.md.
 //! Not here:   connections (core), sockets (`dunlin_speculation`), syncs (`session`).
 
-use super::state::VmLoop;
 use super::state::speculating::{Side, Speculating};
+use super::state::{Role, VmLoop};
 use bytes::Bytes;
 use dunlin_api::EventKind;
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::Offload;
 use dunlin_core::output::gate::{Voice, cost};
+use dunlin_core::replica::epoch::Release;
+use dunlin_core::replica::sync::primary::Word;
 use dunlin_core::units::Epoch;
 use dunlin_core::wire::WireError;
 use dunlin_speculation::{Driver, Ports};
 use std::io;
+
+/// Parts that wait for the session's thread, which sends them ahead of the sync.
+const MOST_AHEAD: usize = 4;
 
 impl Ports for VmLoop {
     fn to_vm(&mut self, frame: Frame) {
@@ -95,6 +100,7 @@ impl VmLoop {
             }
             driver.flush(now_us, ports)
         });
+        self.speculation_goes_ahead();
     }
 
     /// The network has sent these.
@@ -130,6 +136,32 @@ impl VmLoop {
         }
     }
 
+    /// Much of what the VM has said waits for the running epoch's end: the backup gets it now, so that the sync has little to bring.
+    fn speculation_goes_ahead(&mut self) {
+        let epoch = self.net.output.epoch();
+        let protected = self.net.output.voice() == Voice::Protected;
+        let Some(speculating) = self.net.speculating.as_mut() else {
+            return;
+        };
+        let Role::Primary(primary) = &self.role else {
+            return;
+        };
+        let between_syncs = primary.epochs.is_synced() && primary.epochs.run().is_none();
+        let Some(jobs) = primary.session.as_ref().and_then(|session| session.jobs_ahead()) else {
+            return;
+        };
+        if !protected || !between_syncs || primary.epochs.rules().release() != Release::Speculative {
+            return;
+        }
+        // What the thread has not sent yet is enough: the rest comes with the next frames, or with the sync.
+        while jobs.waiting() < MOST_AHEAD
+            && let Some(part) = speculating.driver().and_then(Driver::ahead)
+        {
+            // A session that has ended reports that itself.
+            let _ = jobs.send(Word::ConnectionsAhead { epoch, part });
+        }
+    }
+
     /// Lets the sockets say what is safe now.
     pub(super) fn release_speculation(&mut self) {
         let (voice, epoch) = (self.net.output.voice(), self.net.output.newest_acknowledged());
@@ -154,6 +186,16 @@ impl VmLoop {
         self.with_driver(|driver, now_us, _| Ok(driver.cut(now_us, epoch, new_backup)))
     }
 
+    /// Bytes of connections are here ahead of the sync that ends `epoch`. None: nothing here speculates.
+    pub(super) fn speculation_stages(&mut self, epoch: Epoch, part: Bytes) -> Option<Result<(), WireError>> {
+        let speculating = self.net.speculating.as_mut()?;
+        Some(
+            speculating
+                .replica()
+                .and_then(|replica| replica.stage(epoch, part)),
+        )
+    }
+
     /// A sync is here whole. None: nothing here speculates.
     pub(super) fn speculation_applies(
         &mut self,
@@ -161,7 +203,11 @@ impl VmLoop {
         part: &Bytes,
     ) -> Option<Result<(), WireError>> {
         let speculating = self.net.speculating.as_mut()?;
-        Some(speculating.stage(epoch, part.clone()))
+        Some(speculating.replica().and_then(|replica| {
+            replica.stage(epoch, part.clone())?;
+            replica.complete(epoch);
+            Ok(())
+        }))
     }
 
     /// This host speaks for the VM from now on.

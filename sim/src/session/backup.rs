@@ -20,6 +20,7 @@ impl BackupLoop {
             epochs: BackupEpochs::new(Rules::of(mode, false)).with_bugs(Bugs::with(bug)),
             applied: 0,
             staged: None,
+            ended: None,
             loaded: false,
             elected: false,
             told_to_take_over: false,
@@ -98,6 +99,7 @@ impl World {
 
     fn apply(&mut self, staged: &Staged, run: bool) -> Option<Answer> {
         let epoch = staged.epoch;
+        self.bl.ended = Some(epoch);
         // What the backup's buffer holds now, where nobody has waited for the mark.
         self.disk.image = self.disk.marks.get(&epoch).copied().unwrap_or(self.disk.pvm);
         self.disk.svm = None;
@@ -133,6 +135,13 @@ impl World {
     fn backup_reports(&mut self, report: Report) {
         match report {
             Report::Staged { epoch, next, .. } => self.bl.staged = Some((epoch, next)),
+            Report::ConnectionsAhead { epoch, part } => {
+                let is_over = self.bl.ended.is_some_and(|ended| epoch <= ended);
+                if is_over || part[..] != epoch.0.to_be_bytes() {
+                    self.verdict(format!("what came ahead is not of epoch {}: {part:?}", epoch.0));
+                }
+                self.tally.ahead += 1;
+            }
             // The loop hears it at another turn.
             Report::Loaded { .. } => self.bl.loaded = true,
             Report::Ended { torn, why } => {

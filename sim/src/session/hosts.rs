@@ -146,6 +146,8 @@ pub struct BackupLoop {
     pub epochs: BackupEpochs,
     pub applied: usize,
     pub staged: Option<(Epoch, Mode)>,
+    /// The newest epoch that a sync has ended here.
+    pub ended: Option<Epoch>,
     /// The session has reported that the sync is applied, and the loop has not heard it.
     pub loaded: bool,
     pub elected: bool,

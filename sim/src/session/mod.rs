@@ -39,6 +39,8 @@ pub struct Tally {
     pub released: u64,
     /// Sessions that were broken off.
     pub broken: u64,
+    /// What came ahead of its sync.
+    pub ahead: u64,
     /// Pages that a join did not send, for the backup held them.
     pub held: u64,
 }
@@ -49,6 +51,7 @@ impl worlds::Tally for Tally {
         self.syncs += other.syncs;
         self.precopied += other.precopied;
         self.held += other.held;
+        self.ahead += other.ahead;
         self.take_overs += other.take_overs;
         self.torn += other.torn;
         self.released += other.released;

@@ -252,6 +252,13 @@ impl World {
     /// A round while the VMs run.
     pub(super) fn precopy(&mut self) {
         let epoch = self.pl.epoch;
+        if !self.pl.epochs.rules().backup_runs() {
+            let part = Bytes::copy_from_slice(&epoch.0.to_be_bytes());
+            self.a
+                .worker
+                .words
+                .push_back(Word::ConnectionsAhead { epoch, part });
+        }
         self.pl.epochs.precopy(self.now_us, epoch);
         self.a.worker.words.push_back(Word::PreCopy { epoch });
     }

@@ -348,6 +348,14 @@ impl Backup {
                 Ok(state)
             }
             (
+                state @ (State::Idle | State::AwaitsEnds { .. }),
+                SyncMessage::ConnectionsAhead { epoch, part },
+            ) if !self.active => {
+                self.check_epoch(epoch)?;
+                effects.push(Effect::Report(Report::ConnectionsAhead { epoch, part }));
+                Ok(state)
+            }
+            (
                 State::AwaitsUnion { epoch, mut gathering },
                 SyncMessage::Union {
                     epoch: got,

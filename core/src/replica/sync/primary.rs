@@ -309,6 +309,10 @@ impl Primary {
                 effects.push(Effect::Scan);
                 Ok(State::PreCopyScans { epoch })
             }
+            (State::Idle, Word::ConnectionsAhead { epoch, part }) if !self.active => {
+                effects.push(Effect::Send(SyncMessage::ConnectionsAhead { epoch, part }));
+                Ok(State::Idle)
+            }
             (State::Idle, Word::Sync(order)) => Ok(self.begin_sync(order, effects)),
             (State::AwaitsLine(capture), Word::LineDrawn { connections }) => {
                 Ok(self.line_drawn(capture, connections, effects))

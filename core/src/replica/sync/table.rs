@@ -2,6 +2,10 @@
 //!
 //! The two sides ask it which message is due; docs/replica.md shows it to people, and a test compares the two.
 
+mod states;
+
+pub use states::STATES;
+
 use crate::waits::Wait;
 use crate::wire::sync::SyncMessage;
 
@@ -88,24 +92,8 @@ const fn row(message: &'static str, from: Side, sent: At, due: At, says: &'stati
     }
 }
 
-const fn state(
-    side: Side,
-    name: &'static str,
-    from: Option<Source>,
-    waits: &'static [Wait],
-    what: &'static str,
-) -> StateRow {
-    StateRow {
-        side,
-        name,
-        from,
-        waits,
-        what,
-    }
-}
-
 /// Which message may be sent where, and where it is due.
-pub const MESSAGES: [Row; 23] = [
+pub const MESSAGES: [Row; 24] = [
     row(
         "Join",
         Side::Primary,
@@ -211,6 +199,13 @@ pub const MESSAGES: [Row; 23] = [
         "blocks that differ: they are staged",
     ),
     row(
+        "ConnectionsAhead",
+        Side::Primary,
+        At::States(&["idle"]),
+        At::States(&["idle", "awaits-ends"]),
+        "where the backup's VM does not run: a part of what the connections will need at the end of the epoch",
+    ),
+    row(
         "DeviceState",
         Side::Primary,
         At::States(&["sending-state"]),
@@ -273,305 +268,6 @@ pub const MESSAGES: [Row; 23] = [
         At::Loop,
         "the session goes on in a new term",
     ),
-];
-
-/// All states of both sides.
-pub const STATES: [StateRow; 49] = [
-    state(Side::Primary, "new", None, &[], "nothing is sent yet"),
-    state(
-        Side::Primary,
-        "greeting",
-        Some(Source::Messages),
-        &[Wait::BackupStarts],
-        "the backup's QEMU starts",
-    ),
-    state(Side::Primary, "copying-disks", None, &[], "the disks are copied"),
-    state(
-        Side::Primary,
-        "clearing",
-        None,
-        &[],
-        "the marks of written pages are cleared: what is written from now on is in a later round",
-    ),
-    state(
-        Side::Primary,
-        "mapping",
-        None,
-        &[],
-        "it is asked which pages the guest has ever used",
-    ),
-    state(
-        Side::Primary,
-        "comparing-held",
-        None,
-        &[],
-        "what the backup holds already is compared, part by part: what differs is sent",
-    ),
-    state(
-        Side::Primary,
-        "copying",
-        None,
-        &[],
-        "memory is sent, round by round",
-    ),
-    state(
-        Side::Primary,
-        "idle",
-        Some(Source::Words),
-        &[],
-        "between two syncs",
-    ),
-    state(
-        Side::Primary,
-        "precopy-scans",
-        None,
-        &[],
-        "a round while the VMs run: what the primary has written",
-    ),
-    state(
-        Side::Primary,
-        "precopy-asks",
-        Some(Source::Messages),
-        &[Wait::BackupScans],
-        "what the backup has written",
-    ),
-    state(
-        Side::Primary,
-        "precopy-awaits-hashes",
-        Some(Source::Messages),
-        &[Wait::BackupHashes],
-        "all of the backup's hashes of the round, before the first page is sent",
-    ),
-    state(
-        Side::Primary,
-        "precopy-hashes",
-        None,
-        &[],
-        "a part is copied aside and hashed",
-    ),
-    state(
-        Side::Primary,
-        "precopy-descends",
-        Some(Source::Messages),
-        &[Wait::BackupHashes],
-        "where trees are compared: which nodes of the part's tree the backup has otherwise, level by level",
-    ),
-    state(
-        Side::Primary,
-        "precopy-sends",
-        None,
-        &[],
-        "what differs of it is sent",
-    ),
-    state(
-        Side::Primary,
-        "backup-stops",
-        Some(Source::Messages),
-        &[Wait::BackupStands],
-        "the backup's VM comes to a stand; the primary's runs",
-    ),
-    state(
-        Side::Primary,
-        "capturing",
-        None,
-        &[],
-        "the VM is stopped, its devices are saved, its written pages asked for",
-    ),
-    state(
-        Side::Primary,
-        "awaits-line",
-        Some(Source::Words),
-        &[Wait::LineDrawn],
-        "the disks are marked, the pages copied aside; the loop takes the VM's last frames of the epoch",
-    ),
-    state(Side::Primary, "resuming", None, &[], "the VM runs on"),
-    state(Side::Primary, "hashing", None, &[], "the copy is hashed"),
-    state(
-        Side::Primary,
-        "awaits-hashes",
-        Some(Source::Messages),
-        &[Wait::BackupHashes],
-        "the backup's hashes of the union",
-    ),
-    state(
-        Side::Primary,
-        "descending",
-        Some(Source::Messages),
-        &[Wait::BackupHashes],
-        "where trees are compared: which nodes of the union's tree the backup has otherwise, level by level",
-    ),
-    state(Side::Primary, "sending", None, &[], "what differs is sent"),
-    state(
-        Side::Primary,
-        "sending-state",
-        None,
-        &[],
-        "the devices' state is sent",
-    ),
-    state(
-        Side::Primary,
-        "awaits-staged",
-        Some(Source::Messages),
-        &[Wait::BackupHolds, Wait::Switchover],
-        "the backup's acknowledgement",
-    ),
-    state(
-        Side::Primary,
-        "awaits-loaded",
-        Some(Source::Messages),
-        &[Wait::BackupLoads, Wait::Switchover],
-        "the backup goes on from the sync",
-    ),
-    state(
-        Side::Primary,
-        "switches-over",
-        Some(Source::Words),
-        &[Wait::HandedOver],
-        "a switchover: the loop asks the group to follow the backup; the VM stands",
-    ),
-    state(
-        Side::Primary,
-        "aborting",
-        None,
-        &[],
-        "the sync is broken off, the VM is let run on",
-    ),
-    state(Side::Primary, "ended", None, &[], "the session is over"),
-    state(
-        Side::Backup,
-        "awaits-join",
-        Some(Source::Messages),
-        &[Wait::JoinArrives],
-        "QEMU waits for its memory",
-    ),
-    state(
-        Side::Backup,
-        "joining",
-        Some(Source::Messages),
-        &[Wait::JoinArrives],
-        "memory arrives",
-    ),
-    state(
-        Side::Backup,
-        "idle",
-        Some(Source::Either),
-        &[],
-        "between two syncs",
-    ),
-    state(
-        Side::Backup,
-        "precopy-gathers",
-        Some(Source::Messages),
-        &[Wait::SyncArrives],
-        "the rest of what the primary has written so far",
-    ),
-    state(
-        Side::Backup,
-        "precopy-scans",
-        None,
-        &[],
-        "a round while the VMs run: what the backup has written",
-    ),
-    state(
-        Side::Backup,
-        "precopy-hashes",
-        None,
-        &[],
-        "where trees are compared: the round's pages are hashed",
-    ),
-    state(
-        Side::Backup,
-        "precopy-descends",
-        Some(Source::Messages),
-        &[Wait::SyncArrives],
-        "the primary's nodes of each part's tree, and what differs of the part before",
-    ),
-    state(
-        Side::Backup,
-        "stopping",
-        None,
-        &[],
-        "the log ends the epoch: the VM is stopped, its written pages asked for",
-    ),
-    state(
-        Side::Backup,
-        "awaits-union",
-        Some(Source::Messages),
-        &[Wait::SyncArrives],
-        "the pages that either has written",
-    ),
-    state(
-        Side::Backup,
-        "hashing",
-        None,
-        &[],
-        "where trees are compared: the union is hashed",
-    ),
-    state(
-        Side::Backup,
-        "descending",
-        Some(Source::Messages),
-        &[Wait::SyncArrives],
-        "the primary's nodes of the union's tree",
-    ),
-    state(
-        Side::Backup,
-        "awaits-ends",
-        Some(Source::Messages),
-        &[Wait::SyncArrives],
-        "a VM that does not run: the log has ended the epoch, the primary has not",
-    ),
-    state(
-        Side::Backup,
-        "awaits-log",
-        Some(Source::Words),
-        &[Wait::EndAgreed],
-        "the primary has ended the epoch, the log has not",
-    ),
-    state(
-        Side::Backup,
-        "awaits-state",
-        Some(Source::Messages),
-        &[Wait::SyncArrives],
-        "what differs, and the devices' state",
-    ),
-    state(
-        Side::Backup,
-        "awaits-audit",
-        Some(Source::Messages),
-        &[Wait::SyncArrives],
-        "the hash of all memory",
-    ),
-    state(Side::Backup, "checking", None, &[], "would QEMU take the state?"),
-    state(
-        Side::Backup,
-        "awaits-leave",
-        Some(Source::Words),
-        &[Wait::LeaveGiven],
-        "the disk writes of the epoch are here; the loop says whether the sync may be acknowledged",
-    ),
-    state(
-        Side::Backup,
-        "applying",
-        None,
-        &[],
-        "disks, memory and devices move on: until they all have, the copy is torn",
-    ),
-    state(
-        Side::Backup,
-        "taking-over",
-        None,
-        &[],
-        "the VM becomes a primary's",
-    ),
-    state(
-        Side::Backup,
-        "orphaned",
-        Some(Source::Words),
-        &[],
-        "the session is over, the copy is whole and may be taken over",
-    ),
-    state(Side::Backup, "ended", None, &[], "the session is over"),
 ];
 
 /// Whether a side may take this message in this state.

@@ -50,6 +50,12 @@ fn any_message() -> impl Strategy<Value = SyncMessage> {
                 part: part.into(),
             }
         }),
+        (epoch.clone(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(epoch, part)| {
+            SyncMessage::ConnectionsAhead {
+                epoch,
+                part: part.into(),
+            }
+        }),
         (epoch.clone(), any::<bool>()).prop_map(|(epoch, agreed)| SyncMessage::Ends { epoch, agreed }),
         (epoch.clone(), prop::collection::vec(any::<u128>(), 0..40))
             .prop_map(|(epoch, hashes)| SyncMessage::Hashes { epoch, hashes }),

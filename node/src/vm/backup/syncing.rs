@@ -34,6 +34,15 @@ impl VmLoop {
                 self.read_ports();
                 self.give_leave();
             }
+            // The session's thread goes on when `taken` is dropped.
+            BackupStep::ConnectionsAhead { epoch, part, taken } => {
+                if let Some(Err(error)) = self.speculation_stages(epoch, part) {
+                    // The copy is whole as of the last sync, and may be taken over.
+                    self.join_failed(format!("the primary's connections, ahead of a sync: {error}"));
+                    self.drop_backup_session();
+                }
+                drop(taken);
+            }
             BackupStep::Loaded { epoch, joining } => {
                 if backup.epochs.loaded().is_some() {
                     self.begin_backup_drain();

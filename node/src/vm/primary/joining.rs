@@ -22,7 +22,7 @@ use dunlin_core::replica::epoch::primary::Phase;
 use dunlin_core::sync::compare::Compare;
 use dunlin_core::sync::compare::PAGE_BYTES;
 use dunlin_core::units::ReplicaId;
-use dunlin_core::wire::sync::TREE_SINCE;
+use dunlin_core::wire::sync::{AHEAD_SINCE, TREE_SINCE};
 use dunlin_fabric::link::{Purpose, Stream};
 use dunlin_guest::disk::DiskEvent;
 use std::io;
@@ -101,6 +101,7 @@ impl VmLoop {
             id: session_id,
             peer: peer.id,
             jobs: None,
+            takes_ahead: false,
             closer: None,
             talker: None,
             lent: None,
@@ -161,7 +162,8 @@ impl VmLoop {
         }
         let (jobs, receiver) = Jobs::pair();
         let started = result.map_err(BeginError::from).and_then(|stream| {
-            let compare = known_to_both(compare, stream.spoken().version);
+            let version = stream.spoken().version;
+            let compare = known_to_both(compare, version);
             let link = SyncLink::open(stream, id, to_loop.clone(), true);
             let (link, closer) = link.map_err(BeginError::Session)?;
             let talker = Talker::start(link.writer.clone()).map_err(BeginError::Talker)?;
@@ -181,14 +183,15 @@ impl VmLoop {
                 .name("sync-primary".into())
                 .spawn(move || worker.run(term, active))
                 .map_err(BeginError::Session)?;
-            Ok((closer, talker, waiting))
+            Ok((closer, talker, waiting, version >= AHEAD_SINCE))
         });
         match started {
-            Ok((closer, talker, waiting)) => {
+            Ok((closer, talker, waiting, takes_ahead)) => {
                 primary.epochs.join_begins();
                 session.talker = Some(talker);
                 session.waiting = waiting;
                 session.jobs = Some(jobs);
+                session.takes_ahead = takes_ahead;
                 session.closer = Some(closer);
                 let host = self.session_host();
                 self.join_begins(format!("host '{host}' is being brought in as backup"));

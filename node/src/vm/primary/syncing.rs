@@ -20,7 +20,7 @@ use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::epoch::primary::Loaded;
 use dunlin_core::replica::sync::primary::{Order, Word};
 use dunlin_core::sync::change_over::ChangeOver;
-use dunlin_core::sync::trigger::{Decision, Reason, Sight, decide};
+use dunlin_core::sync::trigger::{Decision, Reason, Sight, decide, period_counts_from_us};
 use dunlin_core::units::{Epoch, Index};
 use dunlin_core::wire::sync::SyncMessage;
 
@@ -181,9 +181,13 @@ impl VmLoop {
                 .nics
                 .as_mut()
                 .is_none_or(|nics| nics.inbound_is_settled(now_us));
+        let pace = &primary.pace;
         let sight = Sight {
             now_us,
-            last_sync_us: primary.pace.last_sync_us,
+            last_sync_us: match by_period {
+                true => period_counts_from_us(pace.sync_begun_us, pace.last_sync_us, limits.longest_us),
+                false => pace.last_sync_us,
+            },
             mode,
             output_waits,
             differs,
@@ -233,7 +237,7 @@ impl VmLoop {
                 // Where output waits for the sync, its beginning does not.
                 let waits = matches!(reason, Reason::Idle | Reason::Differs) && !by_period;
                 let long = now_us.saturating_sub(primary.pace.last_sync_us) >= AHEAD_AFTER_US;
-                primary.pace.last_sync_us = now_us;
+                (primary.pace.sync_begun_us, primary.pace.last_sync_us) = (now_us, now_us);
                 primary.disk_asks = false;
                 primary.guest.was_reset = false;
                 if policy.works_ahead() && !waits && (long || by_period) {

@@ -10,7 +10,8 @@ use super::{Broken, hash_all, hash_copy, page_set, threads};
 use crate::vm::event::{BackupStep, LoopEvent, LoopSender};
 use crate::vm::fault_at::Line;
 use crate::vm::machine::Machine;
-use crossbeam_channel::Receiver;
+use bytes::Bytes;
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use dunlin_core::replica::sync::backup::{self, Effect, Report, Setup, Word};
 use dunlin_core::replica::sync::{Answer, PAGES_AT_ONCE, Point, UnfitState};
 use dunlin_core::sync::compare::BLOCKS_PER_PAGE;
@@ -103,7 +104,7 @@ impl Driver<backup::Backup> for Backup {
                 self.fail_over()?;
                 return Ok(Some(Answer::TookOver));
             }
-            Effect::Report(report) => self.report(report),
+            Effect::Report(report) => self.report(report)?,
             Effect::Pass(point) => self.pass(point),
         }
         Ok(None)
@@ -242,7 +243,7 @@ impl Backup {
         }
     }
 
-    fn report(&self, report: Report) {
+    fn report(&self, report: Report) -> Result<(), Broken> {
         let session = self.session;
         let step = match report {
             Report::Staged {
@@ -254,16 +255,34 @@ impl Backup {
                 next,
                 connections,
             },
+            Report::ConnectionsAhead { epoch, part } => return self.hand_ahead(epoch, part),
             Report::Loaded { epoch, joining } => BackupStep::Loaded { epoch, joining },
             Report::TookOver(result) => {
-                return self.to_loop.send(LoopEvent::TookOver { session, result });
+                self.to_loop.send(LoopEvent::TookOver { session, result });
+                return Ok(());
             }
             Report::Ended { why, torn } => {
                 let why = why.to_string();
-                return self.to_loop.send(LoopEvent::SessionEnded { session, why, torn });
+                self.to_loop.send(LoopEvent::SessionEnded { session, why, torn });
+                return Ok(());
             }
         };
         self.to_loop.send(LoopEvent::BackupSync { session, step });
+        Ok(())
+    }
+
+    /// One part is with the loop at a time: a primary that sends faster than the loop takes has to wait for its stream.
+    fn hand_ahead(&self, epoch: Epoch, part: Bytes) -> Result<(), Broken> {
+        let (taken, until_taken) = bounded(0);
+        let step = BackupStep::ConnectionsAhead { epoch, part, taken };
+        let session = self.session;
+        self.to_loop.send(LoopEvent::BackupSync { session, step });
+        let wait = Wait::AheadTaken;
+        let waiting = &self.link.waiting;
+        match waiting.during(wait, || until_taken.recv_timeout(wait.bound())) {
+            Err(RecvTimeoutError::Disconnected) => Ok(()),
+            Err(RecvTimeoutError::Timeout) => Err(Broken(wait.said())),
+        }
     }
 
     fn pass(&self, point: Point) {

@@ -1,11 +1,11 @@
 //! What the loop wants of a session's thread.
 //!
-//! Invariant: the loop never waits for the thread. At most three jobs are under way (a sync, its line, what is worked on
-//! ahead), so a queue that is full belongs to a thread that is stuck: it takes no more, as one that has ended.
+//! Invariant: the loop never waits for the thread. At most seven jobs are under way (a sync, its line, what is worked on ahead, four parts of
+//! what connections need), so a queue that is full belongs to a thread that is stuck: it takes no more, as one that has ended.
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-/// Several times what is under way at once.
+/// More than twice what is under way at once.
 const MOST: usize = 16;
 
 /// The loop's end.
@@ -25,6 +25,11 @@ impl<T> Jobs<T> {
     /// Hands a job over, without waiting.
     pub fn send(&self, job: T) -> Result<(), NotTaken> {
         self.0.try_send(job).map_err(|_| NotTaken)
+    }
+
+    /// How many it has not taken yet.
+    pub fn waiting(&self) -> usize {
+        self.0.len()
     }
 }
 

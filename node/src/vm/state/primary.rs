@@ -48,6 +48,8 @@ pub struct SyncPace {
     pub(in crate::vm) change_over: Option<ChangeOver>,
     pub(in crate::vm) sync_cost: SyncCost,
     pub(in crate::vm) observe_at_us: u64,
+    /// When the last sync began, and when it ended.
+    pub(in crate::vm) sync_begun_us: u64,
     pub(in crate::vm) last_sync_us: u64,
     /// How long an epoch may be until the backup's memory for a sync is a quarter full, by what the last one sent.
     pub(in crate::vm) fills_us: u64,
@@ -60,6 +62,7 @@ impl Default for SyncPace {
             change_over: None,
             sync_cost: SyncCost::default(),
             observe_at_us: 0,
+            sync_begun_us: 0,
             last_sync_us: 0,
             fills_us: u64::MAX,
             next_look_us: 0,
@@ -100,6 +103,8 @@ pub(in crate::vm) struct Session {
     pub(in crate::vm) id: u64,
     pub(in crate::vm) peer: ReplicaId,
     pub(in crate::vm) jobs: Option<Jobs<Word>>,
+    /// Whether the backup's build takes what comes ahead of a sync.
+    pub(in crate::vm) takes_ahead: bool,
     pub(in crate::vm) closer: Option<Closer>,
     /// What the loop itself has to say to the backup.
     pub(in crate::vm) talker: Option<Talker>,
@@ -107,6 +112,13 @@ pub(in crate::vm) struct Session {
     pub(in crate::vm) lent: Option<Lent>,
     /// What the session's thread waits for.
     pub(in crate::vm) waiting: Waiting,
+}
+
+impl Session {
+    /// The thread, if it may send ahead of a sync.
+    pub(in crate::vm) fn jobs_ahead(&self) -> Option<&Jobs<Word>> {
+        self.jobs.as_ref().filter(|_| self.takes_ahead)
+    }
 }
 
 pub(in crate::vm) struct Lingers {

@@ -2,11 +2,9 @@
 //!
 //! Not here: what passes through it (`vm::speculating`).
 
-use bytes::Bytes;
 use dunlin_api::SpeculationFigures;
 use dunlin_core::agreed::Frame;
 use dunlin_core::speculation::{Limits, Replica};
-use dunlin_core::units::Epoch;
 use dunlin_core::wire::WireError;
 use dunlin_speculation::{Driver, Sockets, SocketsError};
 use rustix::event::{PollFd, PollFlags};
@@ -140,14 +138,10 @@ impl Speculating {
         }
     }
 
-    /// What a sync brings to the backup.
-    pub(in crate::vm) fn stage(&mut self, epoch: Epoch, part: Bytes) -> Result<(), WireError> {
+    /// Of a backup: what it knows of the primary's connections.
+    pub(in crate::vm) fn replica(&mut self) -> Result<&mut Replica, WireError> {
         match &mut self.side {
-            Side::Follows { replica, .. } => {
-                replica.stage(epoch, part)?;
-                replica.complete(epoch);
-                Ok(())
-            }
+            Side::Follows { replica, .. } => Ok(replica),
             Side::Speaks(_) => Err(WireError::Invalid("receiver")),
         }
     }

@@ -88,6 +88,13 @@ pub enum Report {
         /// The connections that do not speak the VM's own numbers.
         connections: Bytes,
     },
+    /// A part of what the connections need has come ahead of the sync that ends this epoch.
+    ConnectionsAhead {
+        /// The epoch.
+        epoch: Epoch,
+        /// Opaque.
+        part: Bytes,
+    },
     /// It is applied; the VM runs on, or could.
     Loaded {
         /// The epoch that it ends.

@@ -16,6 +16,13 @@ pub enum Word {
         /// The epoch that is about to end.
         epoch: Epoch,
     },
+    /// A part of what the connections will need at the end of this epoch, in which the backup's VM does not run.
+    ConnectionsAhead {
+        /// The running epoch.
+        epoch: Epoch,
+        /// Opaque.
+        part: Bytes,
+    },
     /// Sync. Inputs are drained.
     Sync(Order),
     /// The line is drawn between this epoch's frames and the next one's.

@@ -220,6 +220,10 @@ impl<'a> Words<'a> {
                 epoch: self.epoch(),
                 part: self.bytes("connections"),
             },
+            "ConnectionsAhead" => SyncMessage::ConnectionsAhead {
+                epoch: self.epoch(),
+                part: self.bytes("connections"),
+            },
             "State" => SyncMessage::State {
                 epoch: self.epoch(),
                 next: self.next(),
@@ -290,6 +294,10 @@ impl Parse for PrimaryEvent {
             let word = words.rest();
             Self::Word(match word.first() {
                 "precopy" => primary::Word::PreCopy { epoch: word.epoch() },
+                "connections-ahead" => primary::Word::ConnectionsAhead {
+                    epoch: word.epoch(),
+                    part: word.bytes("connections"),
+                },
                 "sync" => primary::Word::Sync(primary::Order {
                     epoch: word.epoch(),
                     switchover: word.has("switchover"),
@@ -382,6 +390,7 @@ fn message(message: &SyncMessage) -> String {
         SyncMessage::JoinLast { epoch } | SyncMessage::Staged { epoch } => of(epoch, String::new()),
         SyncMessage::Loaded { epoch, took_us } => of(epoch, format!("took_us={took_us}")),
         SyncMessage::Ends { epoch, agreed } => of(epoch, format!("agreed={agreed}")),
+        SyncMessage::ConnectionsAhead { epoch, part } => of(epoch, format!("connections={}", text(part))),
         SyncMessage::JoinReady => name.to_owned(),
         other => panic!("{other:?} is the driver's, not a machine's"),
     }
