@@ -77,7 +77,8 @@ pub const SERVICES: [Service; 7] = [
     Service {
         name: "nginx",
         title: "nginx, a static file, in the clear and over TLS",
-        packages: &["nginx-light", "openssl"],
+        // The last two for `dunlin-guest`: busybox has no `ip` that knows windows, and its shell knows no other `ip`.
+        packages: &["nginx-light", "openssl", "iproute2", "dash"],
         prepare: None,
         start: include_str!("services/nginx/start.sh"),
         files: &[
@@ -87,6 +88,10 @@ pub const SERVICES: [Service; 7] = [
                 include_str!("services/nginx/nginx-tls.conf"),
             ),
             ("srv/www/index.html", include_str!("services/nginx/index.html")),
+            (
+                "etc/dunlin/dunlin-guest",
+                include_str!("../../../guest/advice/dunlin-guest"),
+            ),
         ],
         port: 80,
         memory_mib: 384,

@@ -1,3 +1,9 @@
+# What a user would set in the guest: dunlin.advice=NAME, a name of dunlin-guest.
+for word in $(cat /proc/cmdline); do
+    case $word in
+    dunlin.advice=*) dash /etc/dunlin/dunlin-guest set "${word#dunlin.advice=}" ;;
+    esac
+done
 mkdir -p /var/lib/nginx /var/log/nginx
 # A key of this boot's own: none lies in the tree.
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=guest -days 3650 \
