@@ -5,6 +5,7 @@ mod speculation_model;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{RngSeed, TestRunner};
+use speculation_model::random::Random;
 use speculation_model::{Broken, Plan, Seen, speculate};
 use std::io::Write;
 
@@ -64,6 +65,7 @@ fn any_plan() -> impl Strategy<Value = Plan> {
                 drain_us: given_back.0,
                 budget: given_back.1,
                 again_us: given_back.2,
+                modes: vec![],
                 broken: None,
             },
         )
@@ -79,8 +81,17 @@ fn plan(number: u64) -> Plan {
     any_plan().new_tree(&mut runner).expect("a plan").current()
 }
 
+/// The same, and now and then the backup's VM runs, too.
+fn plan_of_modes(number: u64) -> Plan {
+    let mut random = Random::new(number);
+    let mut plan = plan(number);
+    let changes = random.within(1, 8);
+    plan.modes = (0..changes).map(|_| random.within(1_000, 2_500_000)).collect();
+    plan
+}
+
 /// `count` conversations from this number on hold.
-fn hold(first: u64, count: u64) -> Vec<Seen> {
+fn hold(first: u64, count: u64, plan: fn(u64) -> Plan) -> Vec<Seen> {
     (first..first + count)
         .map(|number| {
             let plan = plan(number);
@@ -96,7 +107,7 @@ fn hold(first: u64, count: u64) -> Vec<Seen> {
 
 #[test]
 fn both_streams_are_whole_wherever_hosts_die() {
-    let seen = hold(0, 200);
+    let seen = hold(0, 200, plan);
     let total = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>();
     // A check that never gets there shows nothing.
     assert!(total(|seen| seen.begun) > 300, "{seen:?}");
@@ -104,6 +115,19 @@ fn both_streams_are_whole_wherever_hosts_die() {
     assert!(total(|seen| seen.bytes) > 5_000_000, "{seen:?}");
     assert!(total(|seen| seen.ahead) > 1_000, "{seen:?}");
     assert!(seen.iter().any(|seen| seen.most_outstanding > 4), "{seen:?}");
+}
+
+#[test]
+fn both_streams_are_whole_wherever_modes_change_and_hosts_die() {
+    let seen = hold(0, 200, plan_of_modes);
+    let total = |of: fn(&Seen) -> u64| seen.iter().map(of).sum::<u64>();
+    assert!(total(|seen| seen.begun) > 300, "{seen:?}");
+    assert!(total(|seen| seen.runs) > 100, "{seen:?}");
+    assert!(total(|seen| seen.take_overs_of_running) > 30, "{seen:?}");
+    assert!(
+        total(|seen| seen.take_overs - seen.take_overs_of_running) > 60,
+        "{seen:?}"
+    );
 }
 
 /// Others each time, from a start that the clock chooses. `DUNLIN_CONVERSATIONS=1000000` looks further (with `--release`),
@@ -132,7 +156,8 @@ fn conversations_that_nobody_chose_hold_as_well() {
         "{count} speculative conversations from number {first} on"
     );
     told.expect("a place to say it");
-    hold(first, count);
+    hold(first, count, plan);
+    hold(first, count, plan_of_modes);
 }
 
 /// The checks find what was broken on purpose.
@@ -160,4 +185,20 @@ fn what_is_broken_is_found() {
         "a checkpoint that is older than the VM"
     );
     assert!(found(Broken::ForgetsAll, "D: "), "connections that do not travel");
+}
+
+/// So do those of what changes of mode add.
+#[test]
+fn what_is_broken_about_modes_is_found() {
+    let found = |broken| {
+        (0..60).any(|number| {
+            let mut plan = plan_of_modes(number);
+            plan.broken = Some(broken);
+            plan.kills.extend([300_000, 900_000]);
+            plan.download = plan.download.max(50_000);
+            speculate(&plan).is_err()
+        })
+    };
+    assert!(found(Broken::RunsTooSoon), "bytes that the running copy lacks");
+    assert!(found(Broken::LiftsNothing), "a clock that goes back");
 }

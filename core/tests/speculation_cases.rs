@@ -14,6 +14,8 @@ mod carried;
 mod clocks;
 #[path = "speculation_model/given_back.rs"]
 mod given_back;
+#[path = "speculation_model/held.rs"]
+mod held;
 #[allow(dead_code, reason = "the random conversations use all of it")]
 #[path = "speculation_model/seg.rs"]
 mod seg;

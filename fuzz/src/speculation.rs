@@ -18,6 +18,7 @@ const LIMITS: Limits = Limits {
     handshakes: 4,
     again_us: 1_000_000,
     ahead_bytes: 200,
+    translated: false,
 };
 /// The streams' first numbers; near the end of the circle.
 const VM: u32 = u32::MAX - 20;

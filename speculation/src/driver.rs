@@ -9,6 +9,7 @@ use super::sockets::{Happened, Sockets};
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::Offload;
+use dunlin_core::output::packet::FlowKey;
 use dunlin_core::speculation::{Action, Flow, Limits, Replica, Speculation};
 use dunlin_core::units::Epoch;
 use std::collections::VecDeque;
@@ -25,6 +26,8 @@ pub trait Ports {
     fn to_client(&mut self, frame: Frame, offload: Offload);
     /// Said by the VM: it waits for the running epoch.
     fn hold(&mut self, frame: Frame);
+    /// So many ticks more are added to this connection's timestamps on their way to the client, whoever speaks (`Limits::translated`).
+    fn lift(&mut self, key: FlowKey, ticks: u32);
 }
 
 /// Speculative communication of one VM, with its sockets.
@@ -137,6 +140,19 @@ impl Driver {
         self.act(now_us, out, ports)
     }
 
+    /// Whether all connections are to be held as before, or may be ahead of their clients.
+    ///
+    /// # Errors
+    /// Those of the TUN.
+    pub fn hold_all(&mut self, now_us: u64, hold: bool, ports: &mut impl Ports) -> io::Result<()> {
+        let mut out = Vec::new();
+        match hold {
+            true => self.core.hold_all(now_us, &mut out),
+            false => self.core.speculate_again(),
+        }
+        self.act(now_us, out, ports)
+    }
+
     /// When `turn` has something to do without a descriptor.
     #[must_use]
     pub fn deadline(&self) -> Option<u64> {
@@ -191,6 +207,7 @@ impl Driver {
                 Action::Write(flow) => self.write(now_us, flow, &mut more),
                 Action::Shutdown(flow) => self.sockets.shutdown(&flow),
                 Action::Destroy(flow) => self.sockets.destroy(&flow),
+                Action::Lift(key, ticks) => ports.lift(key, ticks),
             }
             more.into_iter().rev().for_each(|action| queue.push_front(action));
         }

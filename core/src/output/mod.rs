@@ -25,6 +25,7 @@ pub mod multipath;
 pub mod packet;
 pub mod retransmit;
 pub mod rewriter;
+mod speculative;
 mod syncs;
 mod waiting;
 
@@ -75,6 +76,8 @@ pub struct Output {
     unheard: u64,
     /// Something was dropped that the comparison should have seen: it begins anew with the next line.
     blind: bool,
+    /// What was counted before nothing was compared any more.
+    counted: Option<Counters>,
 }
 
 struct Comparison {
@@ -118,6 +121,7 @@ impl Output {
             dropped: 0,
             unheard: 0,
             blind: false,
+            counted: None,
         }
     }
 
@@ -346,9 +350,9 @@ impl Output {
     /// What the comparison has counted.
     #[must_use]
     pub fn counters(&self) -> Option<&Counters> {
-        self.comparison
-            .as_ref()
-            .map(|comparison| comparison.comparer.counters())
+        let comparison = self.comparison.as_ref();
+        let counters = comparison.map(|comparison| comparison.comparer.counters());
+        counters.or(self.counted.as_ref())
     }
 
     /// How long a client waits because of a sync while outputs are compared, as a running mean: the backup's VM has

@@ -538,6 +538,7 @@ impl Connection {
         self.dummy = Dummy::Over;
         self.track = None;
         self.forget_at = Some(cx.now_us + LINGER_US);
+        self.lift(cx);
     }
 
     /// After each event: what has come to its end does so.
@@ -570,11 +571,9 @@ impl Connection {
             }
             self.close_socket(cx);
             self.lapse(cx, Phase::Held { ended: true });
-        } else if self.draining
+        } else if (self.may_be_held(cx) || self.draining && self.has_socket() && !self.fin)
             && all_arrived
             && self.released == self.nxt
-            && self.has_socket()
-            && !self.fin
             && self.reset == Reset::No
         {
             // A reset that waits for its epoch is the last word, and leaves from here.

@@ -1,6 +1,6 @@
 //! Connections that were given back (held as before), and how they come back.
 //!
-//! Flow: urgent data, scarce memory, a socket that could not be built, a long silence -> `go_on_held` -> the VM and its client speak with each other, and
+//! Flow: urgent data, scarce memory, a socket that could not be built, a long silence, or that all are held (`hold.rs`) -> `go_on_held` -> the VM and its client speak with each other, and
 //! where both are is followed -> the client has acknowledged all that the VM has said -> a shadow socket again.
 //! Invariants: 1. a connection comes back only where nothing of the VM's stream is on its way, which the client's own word says. A word counts only where
 //!    the VM takes it, too: whoever guesses has to guess both numbers. 2. not before `Limits::again_us`, as what gave it back may be so still.
@@ -28,21 +28,36 @@ pub(super) struct Track {
     ends: (bool, bool),
 }
 
+impl Track {
+    /// Of one whose client has all that the VM has said.
+    pub(super) fn of(connection: &Connection, from_us: u64) -> Self {
+        Self {
+            from_us,
+            nxt: connection.nxt,
+            una: connection.nxt,
+            ends: (connection.fin, connection.client_fin.is_some()),
+        }
+    }
+}
+
 impl Connection {
     /// Nothing is kept: from now on the VM speaks with the client itself, and its window is the client's.
     pub(super) fn go_on_held(&mut self, cx: &mut Context<'_>) {
         self.close_socket(cx);
         self.lapse(cx, Phase::Held { ended: false });
         self.forget_at = None;
-        self.track = self.client_fin.is_none().then_some(Track {
-            from_us: cx.now_us + (cx.again_us << self.times_given_back.min(MOST_DOUBLINGS)),
-            nxt: self.nxt,
-            una: self.nxt,
-            ends: (false, false),
-        });
-        self.times_given_back += 1;
-        let frame = self.for_vm(self.client_place(), self.nxt, ACK, self.client_window);
+        if cx.holds_all && !self.draining {
+            // Nothing is wrong with it: it may come back at once.
+            self.track = Some(Track::of(self, cx.now_us));
+            self.hold_last_word(cx);
+        } else {
+            let from_us = cx.now_us + (cx.again_us << self.times_given_back.min(MOST_DOUBLINGS));
+            self.track = self.client_fin.is_none().then(|| Track::of(self, from_us));
+            self.times_given_back += 1;
+        }
+        let frame = self.for_vm(self.client_place(), self.ack_for_vm(), ACK, self.client_window);
         cx.out.push(Action::ToVm(frame));
+        self.is_ended(cx);
     }
 
     /// The VM has said it, and it is held.
@@ -89,7 +104,11 @@ impl Connection {
         if let Some(stamps) = segment.timestamps.filter(|_| self.stamps) {
             self.client_stamp = later(self.client_stamp, stamps.value);
         }
-        if track.ends == (false, false) && track.una == track.nxt && track.from_us <= cx.now_us && !cx.scarce
+        if track.ends == (false, false)
+            && track.una == track.nxt
+            && track.from_us <= cx.now_us
+            && !cx.scarce
+            && !cx.holds_all
         {
             let nxt = track.nxt;
             self.client_nxt = later(self.said.ack, segment.seq_end());

@@ -4,7 +4,7 @@
 //!
 //! Flow: segments of the VM, of the client and of the shadow socket, and the ends of epochs, come in; `Action`s go out, in the
 //! order in which they are to be done. `vm_sent.rs`, `client_sent.rs` and `socket_sent.rs` have one way each, `opening.rs` and
-//! `place.rs` whose connection a segment is of, `carriage.rs` what its packets ask of the network, `clock.rs` their timestamps, `given_back.rs` how one that was held comes back, `epochs.rs` what a cut and its release do, `timers.rs` what waits for the clock, `state.rs`
+//! `place.rs` whose connection a segment is of, `carriage.rs` what its packets ask of the network, `clock.rs` their timestamps, `given_back.rs` how one that was held comes back, `hold.rs` how all are, `epochs.rs` what a cut and its release do, `timers.rs` what waits for the clock, `state.rs`
 //! what travels with a checkpoint, `replica.rs` what a backup makes of it. A driver owns the sockets and does as it is told.
 //!
 //! Invariants:
@@ -13,10 +13,11 @@
 //! 3. What the VM was told is acknowledged is kept here, and in the checkpoint, until the client has acknowledged it.
 //! 4. The window that the VM was told is never taken back, and nothing beyond it is kept: memory is bounded by `Limits`.
 //! 5. The VM's FIN is acknowledged when the client has done so, and a VM's reset leaves when all before it has arrived.
-//! 6. What is not known here passes as if this room was not there: `Action::Hold` for the VM's, `Action::ToVm` unchanged.
+//! 6. Where the backup's VM runs all connections are held (`hold_all`): nothing is kept here that a running copy would lack.
+//! 7. What is not known here passes as if this room was not there: `Action::Hold` for the VM's, `Action::ToVm` unchanged.
 //!
 //! Source: Gerofi and Ishikawa, VEE'12; RFC 9293, 7323, 2018, 3168, 5961. Not here: sockets, the clock, when epochs end, and the
-//! translation of a new copy's numbers, which speculation (over passive epochs) does not need.
+//! translation of a new copy's numbers (`output::rewriter`), which is on the clients' side of this room: all numbers here are the VM's.
 
 mod carriage;
 mod client_sent;
@@ -25,6 +26,7 @@ mod connection;
 mod epochs;
 mod given_back;
 mod handshake;
+mod hold;
 mod opening;
 mod place;
 mod replica;
@@ -84,6 +86,10 @@ pub struct Speculation {
     kept_bytes: usize,
     /// Nobody makes room before that, unless a connection ends.
     full_until_us: u64,
+    /// No connection is to be ahead of its client.
+    holds_all: bool,
+    /// Connections that are not held, and not over.
+    open: usize,
     counts: Counts,
 }
 
@@ -108,6 +114,8 @@ impl Speculation {
             unmarked: BTreeSet::new(),
             kept_bytes: 0,
             full_until_us: 0,
+            holds_all: false,
+            open: 0,
             counts: Counts::default(),
         }
     }
@@ -279,7 +287,7 @@ impl Speculation {
         let Some(connection) = self.connections.get_mut(&flow) else {
             return;
         };
-        let (before, timer) = (connection.kept(), connection.timer());
+        let (before, timer, was_open) = (connection.kept(), connection.timer(), connection.is_open());
         // Nor more than half of what the others leave, so that there is always something left. What counts is what is kept, and not what is
         // promised: most connections do not use their windows, and those that come later would get none.
         let total = self.limits.total_bytes;
@@ -290,6 +298,8 @@ impl Speculation {
         let mut cx = Context {
             now_us,
             again_us: self.limits.again_us,
+            translated: self.limits.translated,
+            holds_all: self.holds_all,
             limit,
             room: total.saturating_sub(self.kept_bytes),
             reserve: total / 4,
@@ -302,6 +312,7 @@ impl Speculation {
         connection.settle(&mut cx);
         self.counts.dropped += cx.dropped;
         self.kept_bytes = self.kept_bytes + connection.kept() - before;
+        self.open = self.open + usize::from(connection.is_open()) - usize::from(was_open);
         if std::mem::take(&mut connection.dirty) {
             self.dirty.insert(flow);
         }

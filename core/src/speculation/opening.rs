@@ -222,9 +222,14 @@ impl Speculation {
         let window = client.map(|(_, segment)| segment.window);
         if let Some(connection) = Connection::begin(flow, &handshake, header, window, rtt_us.unwrap_or(1000))
         {
-            self.counts.begun += 1;
             self.connections.insert(flow, connection);
+            self.open += 1;
             self.dirty.insert(flow);
+            if self.holds_all {
+                self.counts.held += 1;
+                return self.with(now_us, flow, out, Connection::begin_held);
+            }
+            self.counts.begun += 1;
             self.with(now_us, flow, out, Connection::build);
         }
     }

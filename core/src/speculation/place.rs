@@ -76,7 +76,8 @@ impl Connection {
         }
     }
 
-    fn is_open(&self) -> bool {
+    /// Whether the VM is told of its client by this room.
+    pub(super) fn is_open(&self) -> bool {
         matches!(self.phase, Phase::Probing { .. } | Phase::Speculative)
     }
 

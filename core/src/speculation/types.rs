@@ -57,6 +57,9 @@ pub struct Limits {
     pub again_us: u64,
     /// When so many bytes of a connection wait for the next cut they go to the backup ahead of it.
     pub ahead_bytes: u32,
+    /// What leaves from here passes the translation of a new copy's numbers (`output::rewriter`) afterwards, and what comes has passed it: all numbers
+    /// here are the VM's, and what a held connection's clock is ahead of the VM's is added there (`Action::Lift`). Without it that is done here.
+    pub translated: bool,
 }
 
 impl Default for Limits {
@@ -68,6 +71,7 @@ impl Default for Limits {
             handshakes: 4096,
             again_us: 10_000_000,
             ahead_bytes: 256 << 10,
+            translated: false,
         }
     }
 }
@@ -113,6 +117,8 @@ pub enum Action {
     Shutdown(Flow),
     /// The socket goes without a word.
     Destroy(Flow),
+    /// So many ticks more are added to this connection's timestamps by the translation, whoever speaks. Only where `Limits::translated`.
+    Lift(FlowKey, u32),
 }
 
 /// What it did, for status and metrics.
@@ -132,6 +138,9 @@ pub struct Counts {
 pub(super) struct Context<'a> {
     pub(super) now_us: u64,
     pub(super) again_us: u64,
+    pub(super) translated: bool,
+    /// No connection is to be ahead of its client.
+    pub(super) holds_all: bool,
     pub(super) limit: u32,
     /// What may be kept more, of all connections together.
     pub(super) room: usize,

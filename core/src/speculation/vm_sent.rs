@@ -121,7 +121,7 @@ impl Connection {
         let new = payload.get(known..).unwrap_or(&[]);
         let after = segment.seq.wrapping_add(payload.len() as u32);
         if !new.is_empty() && !self.fin && self.reset == Reset::No {
-            if self.draining {
+            if self.draining || cx.holds_all {
                 // What is not acknowledged the VM says again, when it is held as before.
                 return;
             }
@@ -146,7 +146,7 @@ impl Connection {
             self.bytes.extend(new);
             self.nxt = self.nxt.wrapping_add(new.len() as u32);
         }
-        if segment.fin() && self.nxt == after && !self.draining {
+        if segment.fin() && self.nxt == after && !self.draining && !cx.holds_all {
             self.fin = true;
         }
         self.due = true;
@@ -158,9 +158,11 @@ impl Connection {
         if let Some(stamps) = segment.timestamps.filter(|_| self.stamps) {
             self.vm_stamp = later(self.vm_stamp, stamps.value);
             self.last_stamp = later(self.last_stamp, stamps.value);
-            let mut rewriter = Rewriter::of(&frame, segment);
-            rewriter.set(stamps.at, self.last_stamp);
-            frame = rewriter.finish();
+            if !cx.translated {
+                let mut rewriter = Rewriter::of(&frame, segment);
+                rewriter.set(stamps.at, self.last_stamp);
+                frame = rewriter.finish();
+            }
         }
         if segment.ack_flag() && !before(segment.ack, self.said.ack) {
             self.said = Pair::of(segment, self.said.echo);

@@ -323,6 +323,17 @@ impl ChangeOver {
         }
     }
 
+    /// The mode that is wished for cannot be taken up now. A trial is put off; the way back to what was chosen is not, it only takes longer.
+    pub fn refused(&mut self, now_us: u64) {
+        let chosen = self.chosen;
+        if let Some(refused) = self.wish.take_if(|wish| *wish != chosen) {
+            let rival = self.rival(refused);
+            rival.backoff_us = (rival.backoff_us * 2).clamp(SHORTEST_BACKOFF_US, LONGEST_BACKOFF_US);
+            rival.try_at_us = now_us + rival.backoff_us;
+            self.score = None;
+        }
+    }
+
     /// There is no backup (invariant 5). It may be told so again and again.
     pub fn lost(&mut self, now_us: u64) {
         if let Some(tried) = self.trial.take() {

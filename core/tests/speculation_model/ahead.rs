@@ -1,12 +1,14 @@
 //! What a backup hears of connections: checkpoints, and parts of them that come while their epoch runs.
 
-use super::{Broken, World};
+use super::World;
+use super::plan::Broken;
 use bytes::Bytes;
 
 impl World {
-    /// Some of what waits for the next cut goes ahead of it, now and then. A primary without a backup has nobody to tell.
+    /// Some of what waits for the next cut goes ahead of it, now and then. A primary without a backup has nobody to tell,
+    /// and a backup whose VM runs needs nothing.
     pub(super) fn tells_ahead(&mut self) {
-        while !self.whole && self.random.percent(30) {
+        while !self.whole && !self.modes.runs && self.random.percent(30) {
             let Some(part) = self.core.ahead() else { return };
             self.seen.ahead += 1;
             self.stage(part);

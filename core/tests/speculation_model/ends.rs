@@ -60,7 +60,7 @@ impl World {
             scale: self.plan.scale,
             mss: self.plan.mss,
             room: self.random.within(room / 4, room),
-            given_back: self.plan.drain_us.is_some() || self.plan.budget.is_some(),
+            given_back: self.plan.drain_us.is_some() || self.plan.budget.is_some() || self.plan.translated(),
         }
     }
 

@@ -7,6 +7,8 @@
 
 mod ahead;
 mod ends;
+mod modes;
+mod plan;
 #[path = "../../../sim/src/tcp/random.rs"]
 pub mod random;
 #[allow(dead_code, reason = "the transcripts use all of it")]
@@ -16,9 +18,12 @@ pub mod tcp;
 
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
-use dunlin_core::speculation::{Action, Flow, Limits, Replica, Speculation};
+use dunlin_core::speculation::{Action, Flow, Replica, Speculation};
 use dunlin_core::units::Epoch;
 use ends::{question, take_sent};
+use modes::Modes;
+use plan::limits;
+pub use plan::{Broken, Plan, Seen};
 use random::Random;
 use seg::{Seg, read, read_ip, write_tun};
 use socket::Shadow;
@@ -30,58 +35,6 @@ const FAULTS_US: u64 = 3_000_000;
 const END_US: u64 = 90_000_000;
 /// What the death of a host costs before another goes on.
 const TAKE_OVER_US: u64 = 20_000;
-
-/// Put back on purpose, to see that the checks find it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Broken {
-    /// An epoch is released when it ends.
-    ReleasesEarly,
-    /// The backup's checkpoint of connections is one older than its VM.
-    OlderState,
-    /// Handshakes in progress and connections do not travel.
-    ForgetsAll,
-}
-
-#[derive(Clone, Debug)]
-pub struct Plan {
-    pub seed: u64,
-    pub clients: usize,
-    pub loss_percent: u8,
-    /// On the way into the VM, and out of it.
-    pub vm_loss_percent: u8,
-    pub kills: Vec<u64>,
-    pub stamps: bool,
-    pub sack: bool,
-    pub scale: Option<u8>,
-    pub mss: u16,
-    pub epoch_us: u64,
-    /// From the end of an epoch to its release.
-    pub safe_us: u64,
-    pub download: u64,
-    pub upload: u64,
-    /// A client reads so often.
-    pub read_us: u64,
-    /// The VM opens connections, too.
-    pub vm_opens: bool,
-    /// All connections are given back then, as soon as that can be.
-    pub drain_us: Option<u64>,
-    /// What may be kept of all connections together.
-    pub budget: Option<usize>,
-    /// One that was given back does not come back before that.
-    pub again_us: u64,
-    pub broken: Option<Broken>,
-}
-
-#[derive(Clone, Debug, Default)]
-pub struct Seen {
-    pub begun: u64,
-    pub take_overs: u64,
-    pub to_clients: u64,
-    pub bytes: u64,
-    pub ahead: u64,
-    pub most_outstanding: usize,
-    pub ended_us: u64,
-}
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -99,6 +52,7 @@ enum Event {
     TakeOver,
     Read,
     Drain,
+    Mode,
 }
 
 /// All that a VM is.
@@ -138,19 +92,9 @@ pub struct World {
     dead: bool,
     /// The backup has a whole checkpoint of this primary's.
     protected: bool,
+    modes: Modes,
     seen: Seen,
     wrong: Option<String>,
-}
-
-fn limits(plan: &Plan) -> Limits {
-    let all = Limits::default();
-    Limits {
-        window_bytes: 64 << 10,
-        total_bytes: plan.budget.unwrap_or(all.total_bytes),
-        again_us: plan.again_us,
-        ahead_bytes: 200 + (plan.seed % 4000) as u32,
-        ..all
-    }
 }
 
 impl World {
@@ -174,6 +118,7 @@ impl World {
             host: 0,
             dead: false,
             protected: false,
+            modes: Modes::default(),
             seen: Seen::default(),
             wrong: None,
         };
@@ -189,6 +134,9 @@ impl World {
         }
         if let Some(us) = plan.drain_us {
             world.after(us, Event::Drain);
+        }
+        for at in &plan.modes {
+            world.after(*at, Event::Mode);
         }
         for client in 0..plan.clients {
             let nature = world.nature(30_000);
@@ -268,7 +216,8 @@ impl World {
                     }
                 }
                 Action::ToClient(frame, _) => self.leaves(frame),
-                Action::Hold(frame) => self.held.push_back((self.epoch, frame)),
+                Action::Hold(frame) => self.is_held(frame),
+                Action::Lift(key, ticks) => self.lift(key, ticks),
                 Action::ToShadow(packet) => self.shadow_hears(&packet, &mut more),
                 Action::Build(spec) => {
                     let old = self.sockets.insert(spec.flow, Shadow::build(*spec, self.now));
@@ -357,7 +306,7 @@ impl World {
         };
         self.seen.to_clients += 1;
         self.seen.bytes += seg.payload.len() as u64;
-        let safe = &self.snapshots.front().expect("a safe state").vm;
+        let safe = self.safe_vm();
         let Some(tcp) = safe.connections.get(&seg.client) else {
             return self.fails(|| format!("A: of a connection that the safe state has not: {seg:?}"));
         };
@@ -366,6 +315,7 @@ impl World {
         }
         let wrong = tcp.explains(&seg);
         self.fails_if(wrong, &seg);
+        let frame = self.as_clients_see(frame);
         self.on_network(Event::ToClient(frame));
     }
 
@@ -388,6 +338,7 @@ impl World {
             at: self.now,
             vm: self.vm.clone(),
         });
+        self.line_drawn();
         self.seen.most_outstanding = self.seen.most_outstanding.max(self.snapshots.len());
         let safe = match self.plan.broken {
             Some(Broken::ReleasesEarly) => 0,
@@ -426,6 +377,7 @@ impl World {
         self.core.flush(self.now, &mut out);
         self.act(out);
         self.protected = true;
+        self.mode_is_safe(epoch);
     }
 
     fn vm_sent(&mut self, frame: Frame) {
@@ -459,6 +411,10 @@ impl World {
     fn take_over(&mut self) {
         self.dead = false;
         self.seen.take_overs += 1;
+        self.translation_takes_over();
+        if self.modes.runs {
+            return self.take_over_running();
+        }
         self.snapshots.truncate(1);
         let safe = self.snapshots.front().expect("a safe state");
         self.vm = safe.vm.clone();
@@ -519,12 +475,16 @@ impl World {
             Event::Safe(..) => return,
             Event::Vm => return self.run_vm(None),
             Event::ToVm(frame) => return self.run_vm(Some(frame)),
-            Event::FromVm(frame) => return self.vm_sent(frame),
+            Event::FromVm(frame) => {
+                self.overheard(&frame);
+                return self.vm_sent(frame);
+            }
             _ => {}
         }
         let mut out = vec![];
         match event {
             Event::ToHost(frame) => {
+                let frame = self.heard(frame);
                 self.core.client_sent(self.now, frame, &mut out);
                 self.core.flush(self.now, &mut out);
             }
@@ -535,12 +495,14 @@ impl World {
                     .for_each(|flow| self.poll_socket(flow, &mut out));
             }
             Event::Drain => self.core.drain(self.now, &mut out),
+            Event::Mode => self.modes.wished = !self.modes.wished,
             _ => {
                 self.core.poll(self.now, &mut out);
                 self.core.flush(self.now, &mut out);
             }
         }
         self.act(out);
+        self.look_at_modes();
     }
 
     fn is_over(&self) -> bool {

@@ -210,6 +210,7 @@ impl Talk {
             Action::Write(_) => "write".into(),
             Action::Shutdown(_) => "shutdown".into(),
             Action::Destroy(_) => "destroy".into(),
+            Action::Lift(_, ticks) => format!("lift {ticks}"),
         }
     }
 

@@ -6,6 +6,7 @@
 
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::Offload;
+use dunlin_core::output::packet::FlowKey;
 use dunlin_core::speculation::{Counts, Limits, Replica};
 use dunlin_core::units::Epoch;
 use dunlin_speculation::{Driver, Ports, Sockets, Tun};
@@ -272,6 +273,10 @@ impl Ports for Host {
 
     fn hold(&mut self, frame: Frame) {
         self.held.push_back((self.epoch, frame));
+    }
+
+    fn lift(&mut self, _key: FlowKey, _ticks: u32) {
+        unreachable!("nothing is translated here");
     }
 }
 

@@ -124,6 +124,12 @@ impl Comparer {
         }
     }
 
+    /// One that goes on counting.
+    #[must_use]
+    pub fn with_counters(self, counters: Counters) -> Self {
+        Self { counters, ..self }
+    }
+
     /// The primary's VM sent a frame, which is held under this name.
     pub fn primary_said(&mut self, id: FrameId, frame: &Frame) {
         match &mut self.after_line {

@@ -196,6 +196,11 @@ impl SequenceRewriter {
     /// What the VM here says on its way to the client: its numbers become the client's. A reset that answers the repeated
     /// end of a connection that is closed becomes the acknowledgement.
     pub fn outbound(&mut self, frame: &Frame) -> Frame {
+        self.tell(frame, false)
+    }
+
+    /// The same of a frame whose checksum the device that sends it completes, if `partial`.
+    pub fn tell(&mut self, frame: &Frame, partial: bool) -> Frame {
         let Parsed::Tcp(segment) = parse(frame, Direction::FromVm) else {
             return frame.clone();
         };
@@ -207,7 +212,7 @@ impl SequenceRewriter {
             self.connections.remove(&segment.key);
         }
         let raise = self.raise;
-        let mut out = Rewriter::of(frame, &segment);
+        let mut out = Rewriter::of(frame, &segment).partial(partial);
         let connection = self.connections.used(&segment.key);
         if let Some(delta) = connection.as_ref().and_then(|one| one.delta()) {
             out.set(segment.tcp + 4, segment.seq.wrapping_add(delta));
@@ -225,6 +230,18 @@ impl SequenceRewriter {
         }
         self.said(&segment);
         out.finish()
+    }
+
+    /// Clients have heard a clock of this connection that was so many ticks ahead of what the VM here has said (a shadow socket's): from now on
+    /// its timestamps are that much higher, whoever speaks for the VM.
+    pub fn lift(&mut self, key: FlowKey, ticks: u32) {
+        if self.connections.get(&key).is_none() {
+            self.connections.insert(key, Connection::alike());
+        }
+        let raise = self.raise;
+        if let Some(connection) = self.connections.used(&key) {
+            connection.ticks = Some(connection.ticks.unwrap_or(raise).wrapping_add(ticks));
+        }
     }
 
     /// This host begins to speak for the VM: from now on, timestamps that clients see are above all that they saw.

@@ -16,6 +16,8 @@ pub(crate) struct Rewriter<'a> {
     checksum: usize,
     copy: Option<BytesMut>,
     difference: u32,
+    /// The device that sends it sums up the segment: its checksum is of the pseudo header only, which does not change.
+    partial: bool,
 }
 
 impl<'a> Rewriter<'a> {
@@ -27,7 +29,13 @@ impl<'a> Rewriter<'a> {
             checksum,
             copy: None,
             difference: 0,
+            partial: false,
         }
+    }
+
+    /// Of a frame whose checksum the device completes, if `partial`.
+    pub(crate) fn partial(self, partial: bool) -> Self {
+        Self { partial, ..self }
     }
 
     pub(crate) fn of(frame: &'a Frame, segment: &Segment) -> Self {
@@ -83,10 +91,12 @@ impl<'a> Rewriter<'a> {
         let Some(mut copy) = self.copy else {
             return self.frame.clone();
         };
-        let at = self.checksum;
-        let old = u16_at(&copy, at).expect("a parsed header is whole");
-        let new = !fold(u64::from(!old) + u64::from(self.difference));
-        copy[at..at + 2].copy_from_slice(&new.to_be_bytes());
+        if !self.partial {
+            let at = self.checksum;
+            let old = u16_at(&copy, at).expect("a parsed header is whole");
+            let new = !fold(u64::from(!old) + u64::from(self.difference));
+            copy[at..at + 2].copy_from_slice(&new.to_be_bytes());
+        }
         Frame {
             nic: self.frame.nic,
             bytes: copy.freeze(),

@@ -77,7 +77,19 @@ impl Rules {
     /// In the epoch after a join; and, for inputs, where nobody follows.
     #[must_use]
     pub fn first(policy: Policy, speculative: bool) -> Self {
-        Self::of(policy.first_mode(), speculative)
+        // Connections that are ahead of their clients live on from a time without a backup.
+        let mode = if speculative {
+            Mode::Passive
+        } else {
+            policy.first_mode()
+        };
+        Self::of(mode, speculative)
+    }
+
+    /// Whether, at the sync after which `next` holds, no connection may be ahead of its client.
+    #[must_use]
+    pub fn needs_all_held(self, next: Self) -> bool {
+        self.release == Release::Speculative && next.backup_runs()
     }
 
     fn new(inputs: Inputs, backup: BackupVm, release: Release) -> Self {
