@@ -37,7 +37,7 @@ pub struct Scenarios {
     /// List the scenarios.
     #[arg(long)]
     list: bool,
-    /// How often `connections-come-and-go`, `speculative-deaths`, `ledger`, `program-services` (with each program) and `program-kills` kill the primary's host.
+    /// How often `connections-come-and-go`, `speculative-deaths`, `speculative-modes`, `ledger`, `program-services` (with each program) and `program-kills` kill the primary's host.
     #[arg(long, default_value_t = 4)]
     kills: u32,
     #[command(flatten)]
@@ -282,15 +282,21 @@ fn play(
         tell("speculative-streams", begun, outcome);
     }
     let kills = [
-        ("speculative-switchover", 2, 0),
-        ("speculative-deaths", 0, arguments.kills),
+        ("speculative-switchover", "remus", 2, 0),
+        ("speculative-deaths", "remus", 0, arguments.kills),
+        ("speculative-modes", "dunlin", 2, arguments.kills),
     ];
-    for (name, switchovers, kills) in kills {
+    for (name, policy, switchovers, kills) in kills {
         if wanted(name, false) {
             let begun = Instant::now();
-            let outcome = speculative::faults(&world, switchovers, kills).map(|report| {
+            let faults = speculative::Faults {
+                policy,
+                switchovers,
+                kills,
+            };
+            let outcome = speculative::faults(&world, faults).map(|(report, compared)| {
                 format!(
-                    ", {switchovers} switchovers, {kills} kills, {} MiB there and {} MiB back, every byte right; longest standstill {} ms",
+                    ", {switchovers} switchovers, {kills} kills ({compared} while outputs were compared), {} MiB there and {} MiB back, every byte right; longest standstill {} ms",
                     report.up_bytes >> 20,
                     report.down_bytes >> 20,
                     report.longest.as_millis()

@@ -68,7 +68,7 @@ fn every_mistake_is_one_line_that_names_the_file() {
         (format!("{GOOD}\ncopy_mib_per_s = -1"), "line 5"),
         (
             format!("{GOOD}\nspeculative = true"),
-            "goes with policy 'remus' alone, and here it is 'plover'",
+            "goes with policies 'remus' and 'dunlin', and here it is 'plover'",
         ),
         (
             format!("{GOOD}\ndisk_memory_mib = 1"),

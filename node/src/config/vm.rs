@@ -372,9 +372,9 @@ impl VmConfig {
             let checked = standby.check(&group, policy);
             checked.map_err(|why| ConfigError::senseless(origin, why))?;
         }
-        if file.speculative && policy != Policy::Remus {
+        if file.speculative && !matches!(policy, Policy::Remus | Policy::Dunlin) {
             return senseless(format!(
-                "speculative = true goes with policy 'remus' alone, and here it is '{}'",
+                "speculative = true goes with policies 'remus' and 'dunlin', and here it is '{}'",
                 policy.name()
             ));
         }

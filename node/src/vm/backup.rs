@@ -220,8 +220,8 @@ impl VmLoop {
                 backup.closer = Some(closer);
                 backup.talker = Some(talker);
                 self.net.nics = Some(nics);
-                let total_bytes = self.config.memory.outbound_bytes();
-                self.net.speculating = sockets.map(|sockets| Speculating::backup(sockets, total_bytes));
+                let limits = self.speculation_limits();
+                self.net.speculating = sockets.map(|sockets| Speculating::backup(sockets, limits));
                 self.agreement.leadership.keeps_output();
                 self.net.output = self.new_output(Voice::Backup, self.agreement.state().epoch.next());
                 self.join_begins("this host is being brought in as backup");

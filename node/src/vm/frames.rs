@@ -61,6 +61,9 @@ impl VmLoop {
     }
 
     pub(super) fn queue_input(&mut self, frame: &Frame) {
+        if self.has_driver() {
+            return self.speculate_on_heard(vec![frame.clone()]);
+        }
         if let Some(nics) = &mut self.net.nics {
             nics.queue(&self.net.output.heard(frame));
             self.net.frames_in += 1;
@@ -133,7 +136,7 @@ impl VmLoop {
         }
         let agreed = self.inputs_are_agreed();
         // What shadow sockets answer does not pass the output.
-        if self.net.speculating.is_none() {
+        if self.net.speculating.is_none() || agreed {
             let now_us = self.now_us();
             frames
                 .iter()
@@ -160,7 +163,7 @@ impl VmLoop {
 
     /// What the VM here has sent: held on a primary, kept on a backup, which tells the primary too.
     pub(super) fn read_ports(&mut self) {
-        if self.net.speculating.is_some() {
+        if self.speculates_on_ports() {
             return self.read_ports_speculatively();
         }
         let now_us = self.now_us();

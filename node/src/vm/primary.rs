@@ -219,6 +219,7 @@ impl VmLoop {
         self.membership().readmit_hosts();
         self.miss_silent_backup();
         self.observe_output();
+        self.look_at_held_connections();
         self.look_for_backup();
         self.begin_last_sync();
         self.begin_refused_sync();

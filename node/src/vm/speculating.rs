@@ -2,7 +2,9 @@
 //! instead of the gate. Only for a VM whose file says `speculative = true`; for others nothing here is there.
 //!
 //! Decides:    nothing: what is safe the output says (`newest_acknowledged`, `voice`), who may speak the group, the rest core.
-//! Flow:       primary: a frame of the VM or of a client -> `Driver` -> VM, client, gate or a shadow socket; the line of a sync -> what has
+//! Flow:       (with policy `dunlin` all of this is on the VM's side of the translation, `output::rewriter`: what comes from a client has passed it, what
+//!             goes to one passes it last.)
+//!             primary: a frame of the VM or of a client -> `Driver` -> VM, client, gate or a shadow socket; the line of a sync -> what has
 //!             changed, as the sync's `connections`, of which much goes ahead of it; its acknowledgement -> the sockets may say what came before the line.
 //!             backup: the sync's `connections` -> `Replica`; at a take-over -> `Driver`, which asks each client how far it is.
 //! Invariants: 1. all that the VM said before its stop is taken before the line is drawn.
@@ -11,6 +13,8 @@
 //! Source:     VEE'12; docs/speculation.md.
 //! Not here:   connections (core), sockets (`dunlin_speculation`), syncs (`session`).
 
+mod modes;
+
 use super::state::speculating::{Side, Speculating};
 use super::state::{Role, VmLoop};
 use bytes::Bytes;
@@ -18,6 +22,7 @@ use dunlin_api::EventKind;
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::Offload;
 use dunlin_core::output::gate::{Voice, cost};
+use dunlin_core::output::packet::FlowKey;
 use dunlin_core::replica::epoch::Release;
 use dunlin_core::replica::sync::primary::Word;
 use dunlin_core::units::Epoch;
@@ -40,6 +45,10 @@ impl Ports for VmLoop {
         if !self.may_speak(self.now_us()) {
             return;
         }
+        let frame = match self.translates_speculation() {
+            true => self.leaves_speculatively(frame, offload),
+            false => frame,
+        };
         self.net.frames_out += 1;
         if let Some(nics) = &self.net.nics {
             nics.send(&frame, offload);
@@ -50,11 +59,15 @@ impl Ports for VmLoop {
         let now_us = self.now_us();
         self.net.output.said(frame, now_us);
     }
+
+    fn lift(&mut self, key: FlowKey, ticks: u32) {
+        self.net.output.lift(key, ticks);
+    }
 }
 
 impl VmLoop {
     /// Does something with the driver, where there is one; none if there is not.
-    fn with_driver<T>(
+    pub(super) fn with_driver<T>(
         &mut self,
         act: impl FnOnce(&mut Driver, u64, &mut Self) -> io::Result<T>,
     ) -> Option<T> {
@@ -94,6 +107,8 @@ impl VmLoop {
             }
             return;
         }
+        let now_us = self.now_us();
+        self.net.modes.said(now_us);
         self.with_driver(|driver, now_us, ports| {
             for frame in frames {
                 driver.vm_sent(now_us, frame, ports)?;
@@ -106,6 +121,10 @@ impl VmLoop {
     /// The network has sent these.
     pub(super) fn speculate_on_heard(&mut self, frames: Vec<Frame>) {
         self.net.frames_in += frames.len() as u64;
+        let frames = match self.translates_speculation() {
+            true => frames.iter().map(|frame| self.net.output.heard(frame)).collect(),
+            false => frames,
+        };
         self.with_driver(|driver, now_us, ports| {
             for frame in frames {
                 driver.client_sent(now_us, frame, ports)?;
@@ -165,6 +184,7 @@ impl VmLoop {
     /// Lets the sockets say what is safe now.
     pub(super) fn release_speculation(&mut self) {
         let (voice, epoch) = (self.net.output.voice(), self.net.output.newest_acknowledged());
+        self.net.modes.safe(epoch);
         self.with_driver(|driver, now_us, ports| match voice {
             Voice::Alone => driver.all_is_safe(now_us, ports),
             Voice::Protected => driver.released(now_us, epoch, ports),
@@ -183,6 +203,7 @@ impl VmLoop {
     /// The VM stands at the end of `epoch`, and all that it said is taken (invariant 1). What a backup needs of its connections; a
     /// new backup needs all of it.
     pub(super) fn speculation_cut(&mut self, epoch: Epoch, new_backup: bool) -> Option<Bytes> {
+        self.net.modes.line_drawn(epoch);
         self.with_driver(|driver, now_us, _| Ok(driver.cut(now_us, epoch, new_backup)))
     }
 
@@ -210,8 +231,8 @@ impl VmLoop {
         }))
     }
 
-    /// This host speaks for the VM from now on.
-    pub(super) fn speculation_takes_over(&mut self) {
+    /// This host speaks for the VM from now on. Where its copy `ran` it knows of no connection: all were held, and have gone on since.
+    pub(super) fn speculation_takes_over(&mut self, ran: bool) {
         let Some(speculating) = self.net.speculating.take() else {
             return;
         };
@@ -227,13 +248,13 @@ impl VmLoop {
             return;
         };
         let now_us = self.now_us();
-        match Driver::take_over(limits, replica, sockets, now_us, self) {
+        let driver = match ran {
+            true => Ok(Driver::new(limits, sockets)),
+            false => Driver::take_over(limits, replica, sockets, now_us, self),
+        };
+        match driver {
             Ok(driver) => {
-                self.net.speculating = Some(Box::new(Speculating {
-                    limits,
-                    side: Side::Speaks(driver),
-                    more: true,
-                }));
+                self.net.speculating = Some(Speculating::speaking(limits, driver));
                 self.speculate_on_said(said);
             }
             Err(error) => {

@@ -32,7 +32,7 @@ use dunlin_guest::disk::{Fault, Faults};
 use ending::Ending;
 use hosts::Peers;
 use primary::PrimaryRole;
-use speculating::Speculating;
+use speculating::{Modes, Speculating};
 use std::cell::Cell;
 use std::sync::Arc;
 use watched::{Ready, Watched};
@@ -73,6 +73,7 @@ pub struct Network {
     pub(super) output: Output,
     /// Only of a VM whose file asks for it, and that is here.
     pub(super) speculating: Option<Box<Speculating>>,
+    pub(super) modes: Modes,
     pub(super) announcements: Announcements,
     /// The VM has to wait until its output has left; how often it had to, and when that was told.
     pub(super) output_waits: bool,
@@ -124,6 +125,7 @@ impl Network {
             nics: None,
             output: Output::new(Voice::Shut, Epoch(1)).with_budget(outbound_bytes),
             speculating: None,
+            modes: Modes::default(),
             announcements: Announcements::default(),
             output_waits: false,
             waits: 0,

@@ -1,4 +1,5 @@
-//! Long streams both ways under `remus` with `speculative = true`: beside plain `remus`, through switchovers, and while hosts die.
+//! Long streams both ways with `speculative = true`: under `remus`, beside plain `remus`, through switchovers, and while hosts die; under `dunlin`
+//! while modes change and hosts die in either.
 //!
 //! * **Decides:** that no byte is lost, doubled or another one, that no connection is reset or stands still for good, that the streams
 //!   pass shadow sockets, and how long they take beside plain `remus`.
@@ -10,6 +11,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use dunlin_api::Mode;
 use dunlin_api::files::VmFile;
 
 use super::World;
@@ -20,6 +22,8 @@ use crate::testbed::TestbedSpec;
 const PATIENCE: Duration = Duration::from_secs(90);
 /// The longest that a connection may stand still: a fault on a busy machine.
 const GIVE_UP: Duration = Duration::from_secs(30);
+/// So long another mode is waited for.
+const MODE_PATIENCE: Duration = Duration::from_secs(20);
 /// Clients while faults happen.
 const CLIENTS: usize = 3;
 /// Values of a stream while faults happen, one megabyte each.
@@ -36,7 +40,7 @@ pub fn timed(world: &World, mib: usize) -> Result<[StreamsReport; 2]> {
             &TestbedSpec::three_hosts(),
             &world.dunlin,
             |cluster| {
-                let plan = begin(cluster, world, speculative)?;
+                let plan = begin(cluster, world, "remus", speculative)?;
                 let client = cluster.testbed().node("client");
                 let report = Streams::start(client, spec(&plan, 1, mib), Some(1))?.finish()?;
                 cluster.end("c", &plan.name)?;
@@ -47,34 +51,45 @@ pub fn timed(world: &World, mib: usize) -> Result<[StreamsReport; 2]> {
     Ok([one(false).context("remus")?, one(true).context("remus+spec")?])
 }
 
-/// Streams all along, and these faults.
+/// What happens while streams go on.
+#[derive(Clone, Copy)]
+pub struct Faults {
+    /// The policy beside `speculative = true`.
+    pub policy: &'static str,
+    /// The VM is handed over so often.
+    pub switchovers: u32,
+    /// ... and its host dies so often; under `dunlin` by turns while the backup's VM runs and while it does not.
+    pub kills: u32,
+}
+
+/// Streams all along, and these faults. Under `dunlin` also how many deaths came while outputs were compared.
 ///
 /// # Errors
 /// As `timed`.
-pub fn faults(world: &World, switchovers: u32, kills: u32) -> Result<StreamsReport> {
+pub fn faults(world: &World, faults: Faults) -> Result<(StreamsReport, u32)> {
     in_a_testbed(
         "speculative",
         &TestbedSpec::three_hosts(),
         &world.dunlin,
         |cluster| {
-            let plan = begin(cluster, world, true)?;
+            let plan = begin(cluster, world, faults.policy, true)?;
             let client = cluster.testbed().node("client");
             let streams = Streams::start(client, spec(&plan, CLIENTS, VALUES), None)?;
-            let outcome = play(cluster, &plan, &streams, switchovers, kills);
+            let outcome = play(cluster, &plan, &streams, faults);
             let streams = streams.finish();
-            let report = match (outcome, streams) {
-                (Ok(()), streams) => streams?,
+            let (report, compared) = match (outcome, streams) {
+                (Ok(compared), streams) => (streams?, compared),
                 // Why the clients gave up says more than that they did.
                 (Err(error), Err(clients)) => return Err(error.context(format!("{clients:#}"))),
                 (Err(error), Ok(report)) => return Err(error.context(format!("the clients saw {report:?}"))),
             };
             cluster.end("c", &plan.name)?;
-            Ok(report)
+            Ok((report, compared))
         },
     )
 }
 
-fn begin(cluster: &mut Cluster<'_>, world: &World, speculative: bool) -> Result<VmPlan> {
+fn begin(cluster: &mut Cluster<'_>, world: &World, policy: &str, speculative: bool) -> Result<VmPlan> {
     cluster.start_hosts()?;
     let plan = VmPlan {
         file: VmFile {
@@ -82,7 +97,7 @@ fn begin(cluster: &mut Cluster<'_>, world: &World, speculative: bool) -> Result<
             ..VmPlan::file()
         },
         memory_mib: 384,
-        ..VmPlan::redis("remus")
+        ..VmPlan::redis(policy)
     };
     let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
@@ -100,26 +115,41 @@ fn spec(plan: &VmPlan, workers: usize, values: usize) -> StreamsSpec {
     }
 }
 
-fn play(
-    cluster: &mut Cluster<'_>,
-    plan: &VmPlan,
-    streams: &Streams,
-    switchovers: u32,
-    kills: u32,
-) -> Result<()> {
+/// Waits until the VM is kept in a mode in which outputs are compared, or in another one, for a while.
+fn await_mode(cluster: &mut Cluster<'_>, plan: &VmPlan, primary: &str, compared: bool) -> Result<bool> {
+    let until = Instant::now() + MODE_PATIENCE;
+    loop {
+        let status = cluster.status(primary)?;
+        let vm = status.vm(&plan.name).context("the primary knows the VM")?;
+        let is = vm.sync.mode == Mode::Match;
+        if is == compared || Instant::now() > until {
+            return Ok(is);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn play(cluster: &mut Cluster<'_>, plan: &VmPlan, streams: &Streams, faults: Faults) -> Result<u32> {
+    let Faults {
+        policy,
+        switchovers,
+        kills,
+    } = faults;
+    let changes = policy == "dunlin";
+    let mut died_compared = 0;
     let some = 2 * CLIENTS as u64;
     streams.await_more(some, PATIENCE).context("before any fault")?;
     let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
     let status = cluster.status(&primary)?;
     let vm = status.vm(&plan.name).context("the primary knows the VM")?;
     ensure!(
-        vm.policy == "remus+spec",
+        vm.policy == format!("{policy}+spec"),
         "the policy is shown as '{}'",
         vm.policy
     );
     let begun = vm.speculation.as_ref().map(|figures| figures.begun);
     ensure!(
-        begun.is_some_and(|begun| begun >= CLIENTS as u64),
+        changes || begun.is_some_and(|begun| begun >= CLIENTS as u64),
         "{begun:?} connections pass shadow sockets"
     );
     for number in 0..switchovers {
@@ -131,6 +161,10 @@ fn play(
     }
     for number in 0..kills {
         let (primary, _) = cluster.await_protected(&plan.name, PATIENCE)?;
+        if changes {
+            let compared = await_mode(cluster, plan, &primary, number % 2 == 0)?;
+            died_compared += u32::from(compared);
+        }
         // Not always at the same place of an epoch.
         let until = Instant::now() + Duration::from_millis(u64::from(number) * 37 % 200);
         while Instant::now() < until {
@@ -147,5 +181,5 @@ fn play(
         cluster.await_protected(&plan.name, PATIENCE)?;
         streams.await_more(some, PATIENCE).context("at the end")?;
     }
-    Ok(())
+    Ok(died_compared)
 }

@@ -46,6 +46,7 @@ pub(super) fn print(chosen: &[Scenario]) {
         println!("{name:40} remus+spec pcx1");
     }
     println!("{:40} remus+spec pcx1, --kills N", "speculative-deaths");
+    println!("{:40} dunlin+spec pcx1, --kills N", "speculative-modes");
     println!("{:40} dunlin pcx1, --seconds N", "overload");
     for name in ["rejoins", "disks-compared-by-schedule", "primary-log-disk-full"] {
         println!("{name:40} dunlin pcx1");

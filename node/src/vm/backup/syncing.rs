@@ -7,7 +7,6 @@
 use crate::vm::event::BackupStep;
 use crate::vm::state::VmLoop;
 use crate::vm::state::backup::StagedSync;
-use bytes::Bytes;
 use dunlin_api::EventKind;
 use dunlin_core::replica::epoch::Rules;
 use dunlin_core::replica::sync::backup::Word;
@@ -103,16 +102,12 @@ impl VmLoop {
             return;
         };
         let next = Rules::of(next, speculative);
-        let table = match self.speculation_applies(epoch, &connections) {
-            Some(Err(error)) => {
-                // Not acknowledged: the session ends, and with it this copy.
-                self.join_failed(format!("the primary's connections: {error}"));
-                return self.drop_machine();
-            }
-            // None of them has numbers other than the VM's own.
-            Some(Ok(())) => Bytes::new(),
-            None => connections,
-        };
+        let (table, known) = self.connections_heard(connections);
+        if let Some(Err(error)) = self.speculation_applies(epoch, &known) {
+            // Not acknowledged: the session ends, and with it this copy.
+            self.join_failed(format!("the primary's connections: {error}"));
+            return self.drop_machine();
+        }
         if let Err(error) = self.net.output.applied(epoch, &table) {
             // Not acknowledged: the session ends, and with it this copy.
             self.join_failed(format!("the primary's connections: {error}"));

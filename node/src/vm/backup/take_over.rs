@@ -141,17 +141,17 @@ impl VmLoop {
             return;
         };
         take_over.status.announced_us = now_us - take_over.speaks_at_us;
-        let status = take_over.status;
+        let (status, ran) = (take_over.status, backup.epochs.rules().backup_runs());
         if let Some(nics) = &mut self.net.nics {
             nics.announce();
         }
         self.net.announcements = Announcements::after_take_over(now_us);
         self.become_primary(machine, status);
-        if self.net.speculating.is_none() {
+        if self.net.speculating.is_none() || self.translates_speculation() {
             self.net.output.take_over(now_us);
         }
         self.speaks_as_it_may();
-        self.speculation_takes_over();
+        self.speculation_takes_over(ran);
         let overheard = self.take_in_overheard() as u64;
         if let Some(failover) = &mut self.shown.failover {
             failover.overheard = overheard;

@@ -127,8 +127,8 @@ impl VmLoop {
                     ),
                 );
                 self.net.nics = Some(nics);
-                let total_bytes = self.config.memory.outbound_bytes();
-                self.net.speculating = sockets.map(|sockets| Speculating::primary(sockets, total_bytes));
+                let limits = self.speculation_limits();
+                self.net.speculating = sockets.map(|sockets| Speculating::primary(sockets, limits));
                 if let Some(primary) = self.primary() {
                     primary.machine = Some(machine);
                     primary.boots.started();

@@ -18,7 +18,7 @@ impl VmLoop {
     /// How the VM is replicated: as its file says, unless the group has agreed on something else.
     pub(in crate::vm) fn policy(&self) -> Policy {
         match self.config.speculative {
-            // Its shadow sockets are for `remus` alone, whatever was agreed before its file said so.
+            // Its shadow sockets are for the policy beside which its file says so, whatever was agreed before.
             true => self.config.policy,
             false => self.agreement.state().policy.unwrap_or(self.config.policy),
         }
@@ -31,9 +31,10 @@ impl VmLoop {
 
     /// Its name for people, and for the host that is to follow: both have to do the same.
     pub(in crate::vm) fn policy_name(&self) -> &'static str {
-        match self.config.speculative {
-            true => "remus+spec",
-            false => self.policy().name(),
+        match (self.config.speculative, self.policy()) {
+            (true, Policy::Dunlin) => "dunlin+spec",
+            (true, _) => "remus+spec",
+            (false, policy) => policy.name(),
         }
     }
 
@@ -44,7 +45,7 @@ impl VmLoop {
         }
         if self.config.speculative {
             return Some(Answer::refused(
-                "this VM's file says 'speculative = true', which goes with policy 'remus' alone: change the file, and start it anew",
+                "this VM's file says 'speculative = true': its policy is what the file says ('remus' or 'dunlin'): change the file, and start it anew",
             ));
         }
         if policy.is_replicated()

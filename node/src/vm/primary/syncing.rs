@@ -98,11 +98,33 @@ impl VmLoop {
         let Some(primary) = self.primary() else {
             return first;
         };
-        match (&primary.pace.change_over, primary.epochs.is_synced()) {
+        let now = primary.epochs.rules();
+        let next = match (&primary.pace.change_over, primary.epochs.is_synced()) {
             // Whoever takes over has to run.
             (Some(_), true) if switchover => Rules::of(Mode::Active, speculative),
             (Some(choice), true) => Rules::of(choice.wish(), speculative),
             _ => first,
+        };
+        match self.speculation_allows(now, next) {
+            true => next,
+            // It begins to run when it takes over.
+            false => now,
+        }
+    }
+
+    fn wished_mode(&self) -> Option<Mode> {
+        match &self.role {
+            Role::Primary(primary) => primary.pace.change_over.as_ref().map(ChangeOver::wish),
+            _ => None,
+        }
+    }
+
+    fn mode_may_follow(&self, wish: Mode) -> bool {
+        match &self.role {
+            Role::Primary(primary) => {
+                self.speculation_allows(primary.epochs.rules(), Rules::of(wish, self.config.speculative))
+            }
+            _ => false,
         }
     }
 
@@ -162,6 +184,8 @@ impl VmLoop {
             return;
         }
         let config = self.config.clone();
+        let wish = self.wished_mode();
+        let may_change = wish.is_none_or(|wish| self.mode_may_follow(wish));
         let Role::Primary(primary) = &mut self.role else {
             return;
         };
@@ -194,11 +218,7 @@ impl VmLoop {
             primary_idle: idleness_counts && machine.qemu.threads().idle(),
             backup_idle,
             disk_asks: primary.disk_asks || primary.guest.was_reset,
-            change_over: primary
-                .pace
-                .change_over
-                .as_ref()
-                .is_some_and(|choice| choice.wish() != mode),
+            change_over: wish.is_some_and(|wish| wish != mode) && may_change,
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             acks_waited_us: acks_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             silent_us,
@@ -389,6 +409,7 @@ impl VmLoop {
             None if changes_over => primary.pace.change_over = Some(ChangeOver::new(mode, now_us)),
             None => {}
         }
+        self.speculation_sees_mode(now);
         self.begin_waiting_switchover();
     }
 
@@ -397,12 +418,17 @@ impl VmLoop {
         self.read_ports();
         let Some(primary) = self.primary() else { return };
         let last_of_join = primary.epochs.line_drawn();
+        let next = primary.epochs.run().map(|run| run.next);
         if last_of_join && self.first_rules().compares() {
             self.net.output.compare_from(self.net.output.epoch());
         }
+        if let Some(next) = next {
+            self.speculation_sees_line(next);
+        }
         let ended = self.net.output.epoch();
         let table = self.net.output.draw_line();
-        let connections = self.speculation_cut(ended, last_of_join).unwrap_or(table);
+        let known = self.speculation_cut(ended, last_of_join);
+        let connections = self.connections_told(table, known);
         let Some(session) = self.primary().and_then(|primary| primary.session.as_ref()) else {
             return;
         };

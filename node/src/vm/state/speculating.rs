@@ -5,6 +5,7 @@
 use dunlin_api::SpeculationFigures;
 use dunlin_core::agreed::Frame;
 use dunlin_core::speculation::{Limits, Replica};
+use dunlin_core::sync::way_out::WayOut;
 use dunlin_core::wire::WireError;
 use dunlin_speculation::{Driver, Sockets, SocketsError};
 use rustix::event::{PollFd, PollFlags};
@@ -18,6 +19,41 @@ pub struct Speculating {
     pub(in crate::vm) side: Side,
     /// The sockets may have more to say at once.
     pub more: bool,
+}
+
+/// Of a primary whose mode changes.
+#[derive(Debug, Default)]
+pub(in crate::vm) struct Modes {
+    /// The way to a mode in which the backup's VM runs.
+    pub(in crate::vm) way: WayOut,
+    /// What is wished for is such a mode, and it may be taken up: all connections are held.
+    pub(in crate::vm) free: bool,
+    /// When the VM first said something in the running epoch, in the one whose sync is under way, and in the newest that is safe: so long its words
+    /// were kept at most, which tells what the mode brings.
+    said_us: Option<u64>,
+    ended: Option<(Epoch, Option<u64>)>,
+    safe_us: Option<u64>,
+}
+
+impl Modes {
+    pub(in crate::vm) fn said(&mut self, now_us: u64) {
+        self.said_us.get_or_insert(now_us);
+    }
+
+    pub(in crate::vm) fn line_drawn(&mut self, epoch: Epoch) {
+        self.ended = Some((epoch, self.said_us.take()));
+    }
+
+    pub(in crate::vm) fn safe(&mut self, epoch: Epoch) {
+        if let Some((_, said_us)) = self.ended.take_if(|(ended, _)| *ended <= epoch) {
+            self.safe_us = said_us;
+        }
+    }
+
+    /// How long what leaves now was kept at most.
+    pub(in crate::vm) fn held_us(&self, now_us: u64) -> u64 {
+        self.safe_us.map_or(0, |said_us| now_us.saturating_sub(said_us))
+    }
 }
 
 pub(in crate::vm) enum Side {
@@ -34,26 +70,22 @@ pub(in crate::vm) enum Side {
 }
 
 impl Speculating {
-    pub(in crate::vm) fn limits(total_bytes: usize) -> Limits {
-        Limits {
-            total_bytes,
-            ..Limits::default()
-        }
+    /// Of a VM that begins to run here.
+    pub fn primary(sockets: Sockets, limits: Limits) -> Box<Self> {
+        Self::speaking(limits, Driver::new(limits, sockets))
     }
 
-    /// Of a VM that begins to run here.
-    pub fn primary(sockets: Sockets, total_bytes: usize) -> Box<Self> {
-        let limits = Self::limits(total_bytes);
+    /// Of a VM that this host speaks for.
+    pub(in crate::vm) fn speaking(limits: Limits, driver: Driver) -> Box<Self> {
         Box::new(Self {
             limits,
-            side: Side::Speaks(Driver::new(limits, sockets)),
+            side: Side::Speaks(driver),
             more: true,
         })
     }
 
     /// Of a VM that runs on another host.
-    pub fn backup(sockets: Sockets, total_bytes: usize) -> Box<Self> {
-        let limits = Self::limits(total_bytes);
+    pub fn backup(sockets: Sockets, limits: Limits) -> Box<Self> {
         Box::new(Self {
             limits,
             side: Side::Follows {
@@ -101,6 +133,11 @@ impl Speculating {
             true => Some(0),
             false => self.speaks().and_then(Driver::deadline),
         }
+    }
+
+    /// Whether no connection has anything here that a copy of the VM which runs would lack.
+    pub fn all_are_held(&self) -> bool {
+        self.speaks().is_some_and(|driver| driver.core().all_are_held())
     }
 
     /// Whether the VM has said something in the running epoch that waits for its end.
