@@ -41,7 +41,7 @@ pub struct VmFile {
     #[serde(default = "usual_policy", skip_serializing_if = "is_usual_policy")]
     #[schema(schema_with = policy)]
     pub policy: String,
-    /// The VM's TCP data are acknowledged to it at once, kept, and sent when that is safe. Only with policy `remus`.
+    /// The VM's TCP data are acknowledged to it at once, kept, and sent when that is safe. Only with policies `remus` and `dunlin`.
     #[serde(default, skip_serializing_if = "super::is_default")]
     #[schema(default = bool::default)]
     pub speculative: bool,

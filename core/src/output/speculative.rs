@@ -60,3 +60,106 @@ impl Output {
         self.blind = false;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::output::gate::Voice;
+    use crate::units::Epoch;
+
+    /// A segment from the VM's port 80, with no checksum.
+    fn segment(seq: u32, payload: &[u8]) -> Frame {
+        let mut bytes = vec![2; 12];
+        bytes.extend([8, 0, 0x45, 0]);
+        bytes.extend((40 + payload.len() as u16).to_be_bytes());
+        bytes.extend([0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 2, 10, 0, 0, 9, 0, 80, 20, 20]);
+        bytes.extend(seq.to_be_bytes());
+        bytes.extend([0, 0, 0, 0, 5 << 4, 16, 0, 0, 0, 0, 0, 0]);
+        bytes.extend(payload);
+        Frame {
+            nic: 0,
+            bytes: bytes.into(),
+        }
+    }
+
+    fn sync(output: &mut Output, epoch: u64) {
+        output.draw_line();
+        output.acknowledged(Epoch(epoch));
+        output.backup_loaded(Epoch(epoch));
+    }
+
+    /// Between two times of comparing a shadow socket has said more than half a circle of numbers.
+    #[test]
+    fn what_was_told_before_speculation_is_not_told_after_it() {
+        let mut output = Output::new(Voice::Protected, Epoch(1));
+        output.compares_anew();
+        sync(&mut output, 1);
+        output.said(segment(3_000_000_000, b"abc"), 0);
+        output.backup_said(Epoch(2), vec![segment(3_000_000_000, b"abc")]);
+        assert!(output.release(0).is_some(), "both have said it");
+        sync(&mut output, 2);
+        output.compares_no_more();
+        output.said(segment(2_000_000_000, b"held"), 0);
+        assert!(output.release(0).is_none(), "nothing is compared");
+        output.compares_anew();
+        sync(&mut output, 3);
+        assert!(output.release(0).is_some(), "a sync covers it");
+        output.said(segment(2_000_000_004, b"xyz"), 0);
+        assert!(output.release(0).is_none(), "the backup has not said it");
+        output.backup_said(Epoch(4), vec![segment(2_000_000_004, b"xyz")]);
+        assert!(output.release(0).is_some(), "both have said it");
+        assert_eq!(
+            output.counters().map(|counters| counters.matched),
+            Some(2),
+            "of all times"
+        );
+    }
+
+    #[test]
+    fn a_large_frame_counts_as_the_vms_own_would() {
+        let mut output = Output::new(Voice::Protected, Epoch(1));
+        let offload = Offload {
+            gso_size: 100,
+            ..Offload::default()
+        };
+        let frame = segment(1, &[7; 950]);
+        assert_eq!(output.leaves_speculatively(frame.clone(), offload, 20), frame);
+        let tally = output.tally();
+        assert_eq!((tally.released, tally.by_sync, tally.held_us), (11, 11, 220));
+    }
+
+    /// The device sums up the segment: what is translated in it must not be in the sum already.
+    #[test]
+    fn a_checksum_that_the_device_completes_stays_as_it_is() {
+        let mut output = Output::new(Voice::Protected, Epoch(1));
+        let mut bytes = segment(1, b"abc").bytes.to_vec();
+        // Timestamps, and a pseudo header's sum.
+        bytes[46] = 8 << 4;
+        bytes[50..52].copy_from_slice(&[0x12, 0x34]);
+        bytes.splice(54..54, [1, 1, 8, 10, 0, 0, 0, 50, 0, 0, 0, 60]);
+        bytes[17] += 12;
+        let frame = Frame {
+            nic: 0,
+            bytes: bytes.into(),
+        };
+        let key = FlowKey {
+            nic: 0,
+            vlan: 0,
+            vm: [10, 0, 0, 2].into(),
+            peer: [10, 0, 0, 9].into(),
+            vm_port: 80,
+            peer_port: 5140,
+            protocol: 6,
+        };
+        output.lift(key, 1000);
+        let partial = Offload {
+            needs_csum: true,
+            ..Offload::default()
+        };
+        let seen = output.leaves_speculatively(frame.clone(), partial, 0);
+        assert_eq!(seen.bytes[58..62], 1050_u32.to_be_bytes());
+        assert_eq!(seen.bytes[50..52], [0x12, 0x34]);
+        let seen = output.leaves_speculatively(frame, Offload::default(), 0);
+        assert_ne!(seen.bytes[50..52], [0x12, 0x34]);
+    }
+}

@@ -75,7 +75,17 @@ fn the_rules_of_each_policy_are_those_of_its_paper() {
             "{policy:?}: two tables"
         );
     }
-    assert_eq!(Rules::first(Policy::Remus, true).release(), Release::Speculative);
+    // Connections that are ahead of their clients outlive a backup: the next one begins without running.
+    for policy in [Policy::Remus, Policy::Dunlin] {
+        let first = Rules::first(policy, true);
+        let is = (first.inputs(), first.backup_runs(), first.release());
+        assert_eq!(is, (Inputs::Direct, false, Release::Speculative), "{policy:?}");
+        for mode in Mode::ALL {
+            let next = Rules::of(mode, true);
+            assert_eq!(first.needs_all_held(next), mode.backup_runs(), "{mode:?}");
+            assert!(!next.needs_all_held(first), "{mode:?}");
+        }
+    }
     for mode in Mode::ALL {
         for speculative in [false, true] {
             assert_eq!(Rules::of(mode, speculative).mode(), mode);

@@ -515,6 +515,25 @@ fn invariant_2_a_load_that_comes_in_bursts_does_not_pay_for_a_trial_in_each() {
     assert!(wrong * 100 < world.spent[2] * 5, "{:?}", world.spent);
 }
 
+/// A client that takes nothing of what is kept for it (`way_out`).
+#[test]
+fn a_trial_that_cannot_begin_is_put_off_and_the_way_back_is_not() {
+    let mut choice = ChangeOver::new(Mode::Passive, 0);
+    choice.wish = Some(Mode::Match);
+    for refused in 1..8 {
+        choice.refused(1_000_000 * refused);
+        assert_eq!(choice.wish(), Mode::Passive);
+        let rival = *choice.rival(Mode::Match);
+        assert!(rival.try_at_us >= 1_000_000 * refused + SHORTEST_BACKOFF_US);
+        assert!(rival.backoff_us <= LONGEST_BACKOFF_US);
+        choice.wish = Some(Mode::Match);
+    }
+    choice.entered(Mode::Match, 9_000_000);
+    choice.wish = Some(Mode::Passive);
+    choice.refused(9_000_000);
+    assert_eq!(choice.wish(), Mode::Passive, "what was chosen");
+}
+
 proptest! {
     /// Invariant 2, for any VM: after a while nearly all time is spent in a mode that is nearly the best one.
     #[test]
