@@ -6,6 +6,7 @@ use dunlin_api::SpeculationFigures;
 use dunlin_core::agreed::Frame;
 use dunlin_core::speculation::{Limits, Replica};
 use dunlin_core::sync::way_out::WayOut;
+use dunlin_core::units::Epoch;
 use dunlin_core::wire::WireError;
 use dunlin_speculation::{Driver, Sockets, SocketsError};
 use rustix::event::{PollFd, PollFlags};
