@@ -84,6 +84,8 @@ pub struct Speculation {
     /// Whose VM has said something since the last cut.
     unmarked: BTreeSet<Flow>,
     kept_bytes: usize,
+    /// How many connections keep something.
+    keeping: usize,
     /// Nobody makes room before that, unless a connection ends.
     full_until_us: u64,
     /// No connection is to be ahead of its client.
@@ -113,6 +115,7 @@ impl Speculation {
             timers: BTreeSet::new(),
             unmarked: BTreeSet::new(),
             kept_bytes: 0,
+            keeping: 0,
             full_until_us: 0,
             holds_all: false,
             open: 0,
@@ -281,13 +284,14 @@ impl Speculation {
         out: &mut Vec<Action>,
         event: impl FnOnce(&mut Connection, &mut Context<'_>),
     ) {
-        // Many connections share what there is: none gets more than twice its part.
-        let part = self.limits.total_bytes / self.connections.len().max(1) * 2;
         let scarce = self.is_scarce();
         let Some(connection) = self.connections.get_mut(&flow) else {
             return;
         };
         let (before, timer, was_open) = (connection.kept(), connection.timer(), connection.is_open());
+        // Those that keep something share what there is: none gets more than twice its part. Of many connections most are idle, or over.
+        let others = self.keeping - usize::from(before > 0);
+        let part = self.limits.total_bytes / (others + 1) * 2;
         // Nor more than half of what the others leave, so that there is always something left. What counts is what is kept, and not what is
         // promised: most connections do not use their windows, and those that come later would get none.
         let total = self.limits.total_bytes;
@@ -312,6 +316,7 @@ impl Speculation {
         connection.settle(&mut cx);
         self.counts.dropped += cx.dropped;
         self.kept_bytes = self.kept_bytes + connection.kept() - before;
+        self.keeping = others + usize::from(connection.kept() > 0);
         self.open = self.open + usize::from(connection.is_open()) - usize::from(was_open);
         if std::mem::take(&mut connection.dirty) {
             self.dirty.insert(flow);
@@ -338,6 +343,7 @@ impl Speculation {
         }
         if gone {
             self.kept_bytes -= connection.kept();
+            self.keeping = others;
             self.connections.remove(&flow);
             self.unmarked.remove(&flow);
             self.much_untold.remove(&flow);

@@ -62,6 +62,7 @@ impl Speculation {
             }
             if let Some(connection) = connection {
                 all.kept_bytes += connection.kept();
+                all.keeping += usize::from(connection.kept() > 0);
                 all.open += usize::from(connection.is_open());
                 all.connections.insert(flow, connection);
                 all.dirty.insert(flow);

@@ -112,6 +112,28 @@ fn beyond_the_budget_of_all_the_vms_data_is_dropped() {
     assert_eq!((talk.core.size().1, talk.core.counts().dropped), (900, 1));
 }
 
+/// A download beside hundreds of connections that were idle, or over, once had a hundredth of its window.
+#[test]
+fn connections_that_keep_nothing_take_nothing_of_a_windows_part() {
+    let mut talk = Talk::new();
+    talk.core = Speculation::new(Limits {
+        total_bytes: 4 << 20,
+        window_bytes: 1 << 20,
+        ..limits()
+    });
+    for client in 1..1000 {
+        talk.client = 4 * client;
+        talk.opens();
+    }
+    talk.client = 0;
+    talk.opens();
+    for n in 0..2048 {
+        talk.data(n * 1024, &[1; 1024]);
+        talk.flush();
+    }
+    assert_eq!(talk.core.size(), (1000, 1 << 20), "a whole window");
+}
+
 /// Clients that take nothing, by a slow link or a closed window, once used up the budget of all, and others got nothing for good.
 #[test]
 fn what_a_few_clients_do_not_take_leaves_room_for_the_others() {
