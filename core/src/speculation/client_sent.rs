@@ -232,7 +232,7 @@ impl Connection {
         let mut frame = frame.clone();
         if let Some(stamps) = segment.timestamps.filter(|_| self.stamps)
             && before(self.vm_stamp, stamps.echo)
-            && !cx.translated
+            && !self.is_lifted(cx)
         {
             let mut rewriter = Rewriter::of(&frame, segment);
             rewriter.set(stamps.at + 4, self.vm_stamp);

@@ -69,9 +69,14 @@ impl Connection {
         }
     }
 
+    /// Whether the translation adds what its clock is ahead of the VM's. One that is over has few words left, and needs no room there.
+    pub(super) fn is_lifted(&self, cx: &Context<'_>) -> bool {
+        cx.translated && self.phase == Phase::Held { ended: false }
+    }
+
     /// The client has heard a clock that is ahead of the VM's.
     pub(super) fn lift(&mut self, cx: &mut Context<'_>) {
-        if cx.translated && self.stamps && before(self.vm_stamp, self.last_stamp) {
+        if self.is_lifted(cx) && self.stamps && before(self.vm_stamp, self.last_stamp) {
             let ticks = self.last_stamp.wrapping_sub(self.vm_stamp);
             self.last_stamp = self.vm_stamp;
             cx.out.push(Action::Lift(self.key(), ticks));

@@ -158,7 +158,7 @@ impl Connection {
         if let Some(stamps) = segment.timestamps.filter(|_| self.stamps) {
             self.vm_stamp = later(self.vm_stamp, stamps.value);
             self.last_stamp = later(self.last_stamp, stamps.value);
-            if !cx.translated {
+            if !self.is_lifted(cx) {
                 let mut rewriter = Rewriter::of(&frame, segment);
                 rewriter.set(stamps.at, self.last_stamp);
                 frame = rewriter.finish();

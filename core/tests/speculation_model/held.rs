@@ -176,3 +176,36 @@ fn a_clock_that_is_ahead_is_lifted_by_the_translation() {
     let seen = read(&backup.tell(&write(&word), false)).expect("a right checksum");
     assert!(seen.ticks.is_some_and(|(value, _)| value > 1001), "{seen:?}");
 }
+
+/// Each connection that had ended once left a line in the table for good, and with each sync the backup got all of them.
+#[test]
+fn one_that_is_over_leaves_nothing_in_the_translation() {
+    let mut talk = translated();
+    talk.delivered(0, b"abc");
+    let mut told = vec![];
+    let ack = talk.of_client(0, 3);
+    told.extend(talk.says(&ack));
+    let mut end = talk.of_vm(3, 0);
+    end.flags |= FIN;
+    told.extend(talk.says(&end));
+    told.extend(talk.sync());
+    let mut end = talk.of_shadow(3, b"");
+    end.flags |= FIN;
+    told.extend(talk.shadow(&end));
+    let mut end = talk.of_client(0, 4);
+    end.flags |= FIN;
+    told.extend(talk.says(&end));
+    let ack = talk.of_vm(4, 1);
+    told.extend(talk.says(&ack));
+    told.extend(talk.sync());
+    assert!(told.contains(&"destroy".to_owned()), "it is over: {told:?}");
+    assert!(!told.iter().any(|line| line.starts_with("lift")), "{told:?}");
+    // Its clock does not go back all the same.
+    let mut out = vec![];
+    talk.core.vm_sent(talk.now, write(&ack), &mut out);
+    let Some(Action::Hold(frame)) = out.pop() else {
+        panic!("{out:?}")
+    };
+    let seen = read(&frame).expect("a right checksum");
+    assert!(seen.ticks.is_some_and(|(value, _)| value >= 1000), "{seen:?}");
+}

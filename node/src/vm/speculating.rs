@@ -121,12 +121,14 @@ impl VmLoop {
     /// The network has sent these.
     pub(super) fn speculate_on_heard(&mut self, frames: Vec<Frame>) {
         self.net.frames_in += frames.len() as u64;
-        let frames = match self.translates_speculation() {
-            true => frames.iter().map(|frame| self.net.output.heard(frame)).collect(),
-            false => frames,
-        };
+        let translates = self.translates_speculation();
         self.with_driver(|driver, now_us, ports| {
             for frame in frames {
+                // One by one: what one brings about may change the translation of the next.
+                let frame = match translates {
+                    true => ports.net.output.heard(&frame),
+                    false => frame,
+                };
                 driver.client_sent(now_us, frame, ports)?;
             }
             driver.flush(now_us, ports)
@@ -184,7 +186,10 @@ impl VmLoop {
     /// Lets the sockets say what is safe now.
     pub(super) fn release_speculation(&mut self) {
         let (voice, epoch) = (self.net.output.voice(), self.net.output.newest_acknowledged());
-        self.net.modes.safe(epoch);
+        match voice {
+            Voice::Protected => self.net.modes.safe(epoch),
+            Voice::Alone | Voice::Backup | Voice::Shut => self.net.modes.keeps_nothing(),
+        }
         self.with_driver(|driver, now_us, ports| match voice {
             Voice::Alone => driver.all_is_safe(now_us, ports),
             Voice::Protected => driver.released(now_us, epoch, ports),

@@ -51,6 +51,11 @@ impl Modes {
         }
     }
 
+    /// What the VM says leaves at once, or not at all.
+    pub(in crate::vm) fn keeps_nothing(&mut self) {
+        (self.said_us, self.ended, self.safe_us) = (None, None, None);
+    }
+
     /// How long what leaves now was kept at most.
     pub(in crate::vm) fn held_us(&self, now_us: u64) -> u64 {
         self.safe_us.map_or(0, |said_us| now_us.saturating_sub(said_us))
