@@ -272,7 +272,7 @@ fn other_versions_get_a_clear_answer_on_both_sides() {
     );
     let mut head = [0; 9];
     tcp.read_exact(&mut head).unwrap();
-    assert_eq!(&head[..8], b"DUNLIN\x00\x06");
+    assert_eq!(&head[..8], b"DUNLIN\x00\x07");
 
     let future = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = future.local_addr().unwrap();

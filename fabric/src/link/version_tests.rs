@@ -207,12 +207,13 @@ fn a_host_of_version_2_connects_and_is_connected_to_whatever_protects_the_link()
 #[test]
 fn hosts_of_neighbouring_versions_speak_the_highest_one_that_both_have_and_say_which_build_they_are() {
     for (theirs, common) in [
+        ((2, 7), 7),
         ((2, 6), 6),
         ((2, 5), 5),
         ((2, 4), 4),
         ((2, 2), 2),
         ((2, 3), 3),
-        ((6, 7), 6),
+        ((7, 8), 7),
         ((3, 3), 3),
     ] {
         for (mode, a, b) in all_modes() {
@@ -234,11 +235,11 @@ fn hosts_of_neighbouring_versions_speak_the_highest_one_that_both_have_and_say_w
 
 #[test]
 fn hosts_without_a_common_version_say_so_on_both_sides() {
-    let (older, newer) = (plain("a"), plain("b").speaking(7, 8));
+    let (older, newer) = (plain("a"), plain("b").speaking(8, 9));
     let (connected, _, refusal) = try_link(older.clone(), &newer, &hello());
     assert_eq!(
         connected.err().unwrap().to_string(),
-        "the peer speaks protocol version 6, this host versions 8 to 9: upgrade the peer to a dunlin version that knows one of these, or run \
+        "the peer speaks protocol version 7, this host versions 8 to 9: upgrade the peer to a dunlin version that knows one of these, or run \
          the same on all hosts"
     );
     let refusal = refusal.unwrap();
