@@ -55,6 +55,7 @@ impl Speculation {
             }
         }
         self.much_untold.clear();
+        self.told_ahead = 0;
         self.marked.push_back((epoch, marked));
         bytes
     }
@@ -71,6 +72,12 @@ impl Speculation {
                 continue;
             }
             let part = untold.min(AHEAD_AT_ONCE * self.limits.ahead_bytes);
+            // A backup keeps it until the cut, also of a connection that ends before that.
+            if self.told_ahead + part as usize > self.limits.total_bytes {
+                self.much_untold.clear();
+                return None;
+            }
+            self.told_ahead += part as usize;
             let until = connection.first_untold().wrapping_add(part);
             let bytes = state::encode_ahead(&flow, connection, until);
             connection.exported = until;

@@ -78,6 +78,8 @@ pub struct Speculation {
     marked: VecDeque<(crate::units::Epoch, Vec<Flow>)>,
     /// Of whom a backup may hear ahead of the next cut.
     much_untold: BTreeSet<Flow>,
+    /// How many bytes went ahead of the next cut.
+    told_ahead: usize,
     /// Who has an acknowledgement to get.
     due: BTreeSet<Flow>,
     timers: BTreeSet<(u64, Flow)>,
@@ -111,6 +113,7 @@ impl Speculation {
             dirty: BTreeSet::new(),
             marked: VecDeque::new(),
             much_untold: BTreeSet::new(),
+            told_ahead: 0,
             due: BTreeSet::new(),
             timers: BTreeSet::new(),
             unmarked: BTreeSet::new(),
@@ -292,6 +295,11 @@ impl Speculation {
         // Those that keep something share what there is: none gets more than twice its part. Of many connections most are idle, or over.
         let others = self.keeping - usize::from(before > 0);
         let part = self.limits.total_bytes / (others + 1) * 2;
+        // What is promised to an idle one is not taken back when many begin at once.
+        let part = match before {
+            0 => part.min(self.limits.total_bytes / 8),
+            _ => part,
+        };
         // Nor more than half of what the others leave, so that there is always something left. What counts is what is kept, and not what is
         // promised: most connections do not use their windows, and those that come later would get none.
         let total = self.limits.total_bytes;

@@ -1,5 +1,6 @@
 //! Transcripts of bytes that go to the backup ahead of their checkpoint.
 
+use super::seg::RST;
 use super::talk::{Talk, limits};
 use bytes::Bytes;
 use dunlin_core::speculation::{Limits, Replica, Speculation};
@@ -130,7 +131,7 @@ fn parts_that_do_not_follow_each_other_are_refused_and_change_nothing() {
     assert!(talk.replica.stage(epoch, second).is_err(), "twice");
 }
 
-/// A primary that sends ahead without an end is refused before it costs more than two checkpoints' streams.
+/// A primary that sends ahead without an end is refused before it costs more than three checkpoints' streams.
 #[test]
 fn what_comes_ahead_is_bounded() {
     let small = Limits {
@@ -144,13 +145,50 @@ fn what_comes_ahead_is_bounded() {
     talk.safe(talk.epoch);
     talk.epoch = talk.epoch.next();
     let mut refused = 0;
-    for round in 0..16 {
+    for round in 0..20 {
         says(&mut talk, round * 4_000, 4_000, 1);
         while let Some(part) = talk.core.ahead() {
             refused += u32::from(talk.replica.stage(talk.epoch, part).is_err());
-            assert!(talk.replica.size().1 <= 40_000, "{:?}", talk.replica.size());
+            assert!(talk.replica.size().1 <= 60_000, "{:?}", talk.replica.size());
         }
     }
     assert!(refused > 0);
     assert!(talk.replica.size().1 > 30_000, "{:?}", talk.replica.size());
+}
+
+/// Parts of epochs that never end cost a bounded number of entries.
+#[test]
+fn epochs_that_never_end_are_bounded() {
+    let mut talk = open();
+    let part = talk.core.cut(talk.now, talk.epoch, false);
+    let mut replica = Replica::new(eager());
+    let taken = (1..10_000)
+        .take_while(|epoch| replica.stage(Epoch(*epoch), part.clone()).is_ok())
+        .count();
+    assert_eq!(taken, 1024);
+}
+
+/// What went ahead of a connection that has ended since stays with the backup until the cut.
+#[test]
+fn no_more_goes_ahead_of_a_cut_than_may_be_kept() {
+    let mut talk = open();
+    talk.core = Speculation::new(Limits {
+        total_bytes: 20_000,
+        ..eager()
+    });
+    let mut ahead = 0;
+    for client in [0, 4, 8] {
+        talk.client = client;
+        talk.opens();
+        says(&mut talk, 0, 9_000, 1);
+        while let Some(part) = talk.core.ahead() {
+            ahead += part.len();
+        }
+        // Its client gives it up.
+        let mut reset = talk.of_client(0, 0);
+        reset.flags = RST;
+        talk.says(&reset);
+        assert_eq!(talk.core.size().1, 0);
+    }
+    assert!((15_000..20_500).contains(&ahead), "{ahead}");
 }

@@ -119,6 +119,7 @@ impl VmLoop {
             disks_idle: IdleWatch::default(),
             idle_look_us: 0,
             take_over: None,
+            refuses: false,
         });
         self.start_machine(session, Start::Incoming, held);
     }

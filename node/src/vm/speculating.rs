@@ -155,6 +155,7 @@ impl VmLoop {
         if let Some(speculating) = &mut self.net.speculating {
             speculating.more = more.unwrap_or(false);
         }
+        self.speculation_goes_ahead();
     }
 
     /// Much of what the VM has said waits for the running epoch's end: the backup gets it now, so that the sync has little to bring.

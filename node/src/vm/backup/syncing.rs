@@ -36,7 +36,10 @@ impl VmLoop {
             // The session's thread goes on when `taken` is dropped.
             BackupStep::ConnectionsAhead { epoch, part, taken } => {
                 if let Some(Err(error)) = self.speculation_stages(epoch, part) {
-                    // The copy is whole as of the last sync, and may be taken over.
+                    // The copy is whole as of the last sync, and may be taken over; no later sync may be acknowledged.
+                    if let Some(backup) = self.backup() {
+                        (backup.refuses, backup.staged) = (true, None);
+                    }
                     self.join_failed(format!("the primary's connections, ahead of a sync: {error}"));
                     self.drop_backup_session();
                 }
@@ -68,6 +71,7 @@ impl VmLoop {
         }
         let leave = match backup.take_over {
             Some(_) => Leave::Refused,
+            None if backup.refuses => Leave::Refused,
             None => backup.tenure.leave(now_us, term, leader),
         };
         match leave {

@@ -208,7 +208,7 @@ impl VmLoop {
         let pace = &primary.pace;
         let sight = Sight {
             now_us,
-            last_sync_us: match by_period {
+            last_sync_us: match !matches && policy.period_ms(config.sync.period_ms).is_some() {
                 true => period_counts_from_us(pace.sync_begun_us, pace.last_sync_us, limits.longest_us),
                 false => pace.last_sync_us,
             },

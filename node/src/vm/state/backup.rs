@@ -41,6 +41,8 @@ pub struct BackupRole {
     /// When to look at the VM's threads again.
     pub(in crate::vm) idle_look_us: u64,
     pub(in crate::vm) take_over: Option<TakeOver>,
+    /// Something that its primary has sent ahead of a sync was refused: none is acknowledged any more, and the session ends.
+    pub(in crate::vm) refuses: bool,
 }
 
 /// A sync that lies with the session's thread, whole.

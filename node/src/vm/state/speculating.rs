@@ -158,7 +158,7 @@ impl Speculating {
                 let core = driver.core();
                 (core.size().1, self.limits.total_bytes, core.counts().dropped)
             }
-            Side::Follows { replica, .. } => (replica.size().1, 2 * self.limits.total_bytes, 0),
+            Side::Follows { replica, .. } => (replica.size().1, 3 * self.limits.total_bytes, 0),
         }
     }
 
