@@ -44,7 +44,8 @@ impl Connection {
         if matches!(self.phase, Phase::Held { .. } | Phase::Gone) {
             return self.pass_held(cx, frame, segment);
         }
-        let unexpected = segment.seq != self.client_nxt;
+        // The VM may have bytes that its client sent while the connection was held: what lies before them is a question, which it answers.
+        let unexpected = segment.seq != self.client_place();
         if inside {
             // Of one that comes before what was sent before it nothing is taken: the VM would throw that away as older.
             if let Some(stamps) = segment.timestamps.filter(|_| self.stamps)

@@ -189,3 +189,18 @@ fn where_memory_is_scarce_nobody_comes_back() {
     talk.client = 0;
     assert_eq!(talk.says(&ack).len(), 2);
 }
+
+/// What the VM has of its client may have come while the connection was held. A client that asks whether a window is open was heard once, and
+/// then no more, and its upload stood still for good.
+#[test]
+fn a_client_that_asks_for_a_window_is_heard_each_time() {
+    let mut talk = Talk::open();
+    // The client's hundred bytes were not seen here.
+    let word = talk.of_vm(0, 100);
+    talk.says(&word);
+    talk.sync();
+    let question = talk.of_client(99, 0);
+    for _ in 0..3 {
+        assert!(talk.says(&question).contains(&"vm: ACK 99 ack 0".to_owned()));
+    }
+}
