@@ -488,7 +488,7 @@ mod tests {
     }
 
     /// A segment from the VM's port 80, its header as long as it has to be and no checksum, which nobody looks at here.
-    fn segment(seq: u32, payload: &[u8]) -> Frame {
+    pub(in crate::output) fn segment(seq: u32, payload: &[u8]) -> Frame {
         let mut bytes = vec![2; 12];
         bytes.extend([8, 0, 0x45, 0]);
         bytes.extend((40 + payload.len() as u16).to_be_bytes());

@@ -65,22 +65,8 @@ impl Output {
 mod tests {
     use super::*;
     use crate::output::gate::Voice;
+    use crate::output::tests::segment;
     use crate::units::Epoch;
-
-    /// A segment from the VM's port 80, with no checksum.
-    fn segment(seq: u32, payload: &[u8]) -> Frame {
-        let mut bytes = vec![2; 12];
-        bytes.extend([8, 0, 0x45, 0]);
-        bytes.extend((40 + payload.len() as u16).to_be_bytes());
-        bytes.extend([0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 2, 10, 0, 0, 9, 0, 80, 20, 20]);
-        bytes.extend(seq.to_be_bytes());
-        bytes.extend([0, 0, 0, 0, 5 << 4, 16, 0, 0, 0, 0, 0, 0]);
-        bytes.extend(payload);
-        Frame {
-            nic: 0,
-            bytes: bytes.into(),
-        }
-    }
 
     fn sync(output: &mut Output, epoch: u64) {
         output.draw_line();
