@@ -130,6 +130,12 @@ fn both_streams_are_whole_wherever_modes_change_and_hosts_die() {
     );
 }
 
+/// What such a search has found. The VM's last acknowledgement gets lost, and its primary dies while the backup's VM runs.
+#[test]
+fn what_was_found_once_holds() {
+    hold(1_796_019_879_833_598_922, 1, plan_of_modes);
+}
+
 /// Others each time, from a start that the clock chooses. `DUNLIN_CONVERSATIONS=1000000` looks further (with `--release`),
 /// `DUNLIN_CONVERSATION` begins elsewhere.
 #[test]

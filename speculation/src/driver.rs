@@ -9,7 +9,7 @@ use super::sockets::{Happened, Sockets};
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::Offload;
-use dunlin_core::output::packet::FlowKey;
+use dunlin_core::output::{Ends, packet::FlowKey};
 use dunlin_core::speculation::{Action, Flow, Limits, Replica, Speculation};
 use dunlin_core::units::Epoch;
 use std::collections::VecDeque;
@@ -27,7 +27,7 @@ pub trait Ports {
     /// Said by the VM: it waits for the running epoch.
     fn hold(&mut self, frame: Frame);
     /// So many ticks more are added to this connection's timestamps on their way to the client, whoever speaks (`Limits::translated`).
-    fn lift(&mut self, key: FlowKey, ticks: u32);
+    fn lift(&mut self, key: FlowKey, ticks: u32, ends: Option<Ends>);
 }
 
 /// Speculative communication of one VM, with its sockets.
@@ -207,7 +207,7 @@ impl Driver {
                 Action::Write(flow) => self.write(now_us, flow, &mut more),
                 Action::Shutdown(flow) => self.sockets.shutdown(&flow),
                 Action::Destroy(flow) => self.sockets.destroy(&flow),
-                Action::Lift(key, ticks) => ports.lift(key, ticks),
+                Action::Lift(key, ticks, ends) => ports.lift(key, ticks, ends),
             }
             more.into_iter().rev().for_each(|action| queue.push_front(action));
         }

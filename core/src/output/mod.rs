@@ -37,6 +37,7 @@ use compare::{Comparer, Counters, Difference, Limits, Matched, Place, Verdict};
 use gate::{Gate, Leaving, Voice, cost};
 use packet::FlowKey;
 use retransmit::RetransmitBuffer;
+pub use rewriter::Ends;
 use rewriter::SequenceRewriter;
 
 /// What a comparer may keep: beyond it output waits for a sync, and nothing else happens.

@@ -9,7 +9,7 @@
 
 use super::compare::Comparer;
 use super::packet::FlowKey;
-use super::{COMPARED, Output};
+use super::{COMPARED, Ends, Output};
 use crate::agreed::Frame;
 use crate::offload::Offload;
 
@@ -34,8 +34,8 @@ impl Output {
     }
 
     /// Speculation has let a client hear a clock that was ahead of the VM's.
-    pub fn lift(&mut self, key: FlowKey, ticks: u32) {
-        self.rewriter.lift(key, ticks);
+    pub fn lift(&mut self, key: FlowKey, ticks: u32, ends: Option<Ends>) {
+        self.rewriter.lift(key, ticks, ends);
     }
 
     /// Whether what the backup says is compared.
@@ -137,7 +137,7 @@ mod tests {
             peer_port: 5140,
             protocol: 6,
         };
-        output.lift(key, 1000);
+        output.lift(key, 1000, None);
         let partial = Offload {
             needs_csum: true,
             ..Offload::default()

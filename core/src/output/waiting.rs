@@ -61,6 +61,15 @@ impl Output {
         since_us.map_or(0, |since_us| self.said_to_us.saturating_sub(since_us))
     }
 
+    /// How long the end of a connection has waited that the two copies ended in different ways behind the same bytes.
+    #[must_use]
+    pub fn ends_waited_us(&self, now_us: u64) -> u64 {
+        let comparer = self.comparison.as_ref().map(|comparison| &comparison.comparer);
+        let end = comparer.and_then(Comparer::oldest_end);
+        let since_us = end.and_then(|id| self.gate.sent_us(id));
+        since_us.map_or(0, |since_us| now_us.saturating_sub(since_us).max(1))
+    }
+
     /// Since when acknowledgements alone wait for the backup's: it has lost something of what a client sent, and the client has not mended it yet.
     #[must_use]
     pub fn acks_wait_since_us(&self) -> Option<u64> {

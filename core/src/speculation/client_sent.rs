@@ -26,7 +26,12 @@ impl Connection {
         self.spoke_us = cx.now_us;
         match self.phase {
             // A late acknowledgement would find no socket of the VM, which would reset what is over.
-            Phase::Held { ended: true } if segment.is_pure_ack() && segment.seq == self.client_nxt => return,
+            // Where the backup's VM runs, the translation makes an acknowledgement of that reset.
+            Phase::Held { ended: true }
+                if segment.is_pure_ack() && segment.seq == self.client_nxt && !cx.holds_all =>
+            {
+                return;
+            }
             Phase::Held { .. } => return self.pass_held(cx, frame, segment),
             Phase::ResetByPeer => return cx.out.push(Action::ToVm(frame.clone())),
             Phase::Probing { .. } | Phase::Speculative | Phase::Gone => {}

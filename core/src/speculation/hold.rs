@@ -12,6 +12,7 @@ use super::connection::{Connection, Phase};
 use super::given_back::Track;
 use super::types::Context;
 use super::{Action, Flow, Speculation};
+use crate::output::Ends;
 use crate::output::packet::{ACK, FlowKey, TCP, before};
 
 impl Speculation {
@@ -24,6 +25,18 @@ impl Speculation {
         for flow in open.map(|(flow, _)| *flow).collect::<Vec<Flow>>() {
             // `settle` does it.
             self.with(now_us, flow, out, |_, _| {});
+        }
+        self.lift_ended(now_us, out);
+    }
+
+    /// The VM may still repeat the last acknowledgement of those that are over: its client would take it for an old one. The newest come last, and
+    /// are remembered longest.
+    fn lift_ended(&mut self, now_us: u64, out: &mut Vec<Action>) {
+        let ended = self.connections.iter().filter(|(_, known)| known.is_over());
+        let mut ended: Vec<_> = ended.map(|(flow, known)| (known.forget_at, *flow)).collect();
+        ended.sort_unstable();
+        for (_, flow) in ended {
+            self.with(now_us, flow, out, Connection::lift);
         }
     }
 
@@ -69,9 +82,21 @@ impl Connection {
         }
     }
 
-    /// Whether the translation adds what its clock is ahead of the VM's. One that is over has few words left, and needs no room there.
+    /// Whether the translation adds what its clock is ahead of the VM's. One that is over has few words left: it needs no room there before the
+    /// backup's VM may say them.
     pub(super) fn is_lifted(&self, cx: &Context<'_>) -> bool {
-        cx.translated && self.phase == Phase::Held { ended: false }
+        match self.phase {
+            Phase::Held { ended } => cx.translated && (!ended || cx.holds_all),
+            _ => false,
+        }
+    }
+
+    fn ends(&self) -> Option<Ends> {
+        let peer = self.client_fin.filter(|_| self.is_over() && self.fin_acked)?;
+        Some(Ends {
+            vm: self.nxt.wrapping_add(1),
+            peer: peer.wrapping_add(1),
+        })
     }
 
     /// The client has heard a clock that is ahead of the VM's.
@@ -79,7 +104,7 @@ impl Connection {
         if self.is_lifted(cx) && self.stamps && before(self.vm_stamp, self.last_stamp) {
             let ticks = self.last_stamp.wrapping_sub(self.vm_stamp);
             self.last_stamp = self.vm_stamp;
-            cx.out.push(Action::Lift(self.key(), ticks));
+            cx.out.push(Action::Lift(self.key(), ticks, self.ends()));
         }
     }
 

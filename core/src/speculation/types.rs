@@ -2,7 +2,7 @@
 
 use crate::agreed::Frame;
 use crate::offload::Offload;
-use crate::output::packet::FlowKey;
+use crate::output::{Ends, packet::FlowKey};
 use bytes::Bytes;
 use std::net::{IpAddr, SocketAddr};
 
@@ -117,8 +117,9 @@ pub enum Action {
     Shutdown(Flow),
     /// The socket goes without a word.
     Destroy(Flow),
-    /// So many ticks more are added to this connection's timestamps by the translation, whoever speaks. Only where `Limits::translated`.
-    Lift(FlowKey, u32),
+    /// So many ticks more are added to this connection's timestamps by the translation, whoever speaks. Only where `Limits::translated`. With the
+    /// ends of one that is over, of which the translation remembers the newest only.
+    Lift(FlowKey, u32, Option<Ends>),
 }
 
 /// What it did, for status and metrics.

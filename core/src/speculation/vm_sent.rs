@@ -34,7 +34,8 @@ impl Connection {
     pub(super) fn vm_sent(&mut self, cx: &mut Context<'_>, frame: &Frame, segment: &Segment) {
         self.spoke_us = cx.now_us;
         match self.phase {
-            Phase::Held { ended: true } if segment.fin() => {
+            // Where the backup's VM runs its client's word comes to both copies, or to none.
+            Phase::Held { ended: true } if segment.fin() && !cx.holds_all => {
                 // It has not heard that its end arrived, and the client may be gone for good.
                 let ack = self.for_vm(self.client_place(), self.ack_for_vm(), ACK, self.client_window);
                 cx.out.push(Action::ToVm(ack));

@@ -8,7 +8,7 @@
 //!    a second or a few times as long as the backup's first output after a load takes, whichever is more, and never more
 //!    than two seconds. Acknowledgements alone wait two seconds.
 //! 3. Where outputs are compared, a difference brings a sync at once (invariant 1 permitting); a word that was overtaken by others
-//!    does so soon.
+//!    does so soon, and so does an end that differs: the client has all bytes, and under load a sync comes for something else before that.
 //!
 //! Where outputs are compared, output that waits is no reason by itself: the backup may be about to say the same. It
 //! is one when the backup has nothing left to do and has not said it: then it never will. A backup that works on and
@@ -57,6 +57,8 @@ pub struct Sight {
     pub waited_us: u64,
     /// How long acknowledgements have waited for the backup's, where nothing else waits.
     pub acks_waited_us: u64,
+    /// How long the end of a connection has waited that the copies ended in different ways behind the same bytes; 0 where none waits.
+    pub ends_waited_us: u64,
     /// How much later than what waits for the backup's word the primary said something that the backup has said since.
     pub overtaken_us: u64,
     /// How long the backup has said nothing that the primary had said.
@@ -118,6 +120,9 @@ const LONGEST_PATIENCE_US: u64 = 2_000_000;
 /// A word that was overtaken by so much is no longer hoped for: the backup is not late, it says what the primary said after it.
 /// Without this a client of one service waited as long as the others' were being answered, two seconds.
 const OVERTAKEN_US: u64 = 300_000;
+/// The end of a connection that only its way differs in waits so long for a sync that comes anyway. A client that has half closed its own
+/// end and waits for the VM's waits as long.
+const ENDS_US: u64 = 100_000;
 
 impl Limits {
     /// The limits where an epoch should not be longer than this.
@@ -190,7 +195,8 @@ pub fn decide(limits: &Limits, sight: &Sight) -> Decision {
     if matches && (overtaken || acks_stay || sight.waited_us >= patience_us) {
         return Decision::Sync(Reason::Limit);
     }
-    if matches && sight.differs {
+    let ends_stay = sight.ends_waited_us >= ENDS_US;
+    if matches && (sight.differs || ends_stay) {
         return Decision::Sync(Reason::Differs);
     }
     let both_idle = sight.primary_idle && sight.backup_idle;
@@ -240,6 +246,7 @@ mod tests {
             change_over: false,
             waited_us: 0,
             acks_waited_us: 0,
+            ends_waited_us: 0,
             silent_us: u64::MAX,
             overtaken_us: 0,
             fills_us: u64::MAX,
@@ -408,6 +415,28 @@ mod tests {
             ..waits
         };
         assert_eq!(decide(&LIMITS, &will_never_say_it), Decision::Sync(Reason::Idle));
+    }
+
+    #[test]
+    fn an_end_that_differs_is_synced_soon_or_when_nobody_has_anything_to_do() {
+        let ends = Sight {
+            mode: Mode::Match,
+            ends_waited_us: ENDS_US - 1,
+            ..sight(2_000)
+        };
+        let at_us = 2_000 + MATCH_LOOK_US;
+        assert_eq!(decide(&LIMITS, &ends), Decision::LookAgain { at_us });
+        let idle = Sight {
+            primary_idle: true,
+            backup_idle: true,
+            ..ends
+        };
+        assert_eq!(decide(&LIMITS, &idle), Decision::Sync(Reason::Idle));
+        let stays = Sight {
+            ends_waited_us: ENDS_US,
+            ..ends
+        };
+        assert_eq!(decide(&LIMITS, &stays), Decision::Sync(Reason::Differs));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Transcripts of the time before the backup's VM runs, and of the time after.
 
 use super::seg::*;
-use super::talk::{Talk, limits};
+use super::talk::{CLIENT, Talk, limits};
 use dunlin_core::output::packet::FlowKey;
 use dunlin_core::output::rewriter::SequenceRewriter;
 use dunlin_core::speculation::{Action, Limits, Speculation};
@@ -145,13 +145,13 @@ fn a_clock_that_is_ahead_is_lifted_by_the_translation() {
     let mut out = vec![];
     talk.core.hold_all(talk.now, &mut out);
     let lifted = out.iter().find_map(|action| match action {
-        Action::Lift(key, ticks) => Some((*key, *ticks)),
+        Action::Lift(key, ticks, None) => Some((*key, *ticks)),
         _ => None,
     });
     let (key, ticks): (FlowKey, u32) = lifted.expect("the clients' clock");
     assert_eq!(ticks, 950);
     let mut primary = SequenceRewriter::new();
-    primary.lift(key, ticks);
+    primary.lift(key, ticks, None);
     let mut backup = SequenceRewriter::new();
     backup.load(&primary.table()).expect("what a primary says");
     // The VM's own word, held as it is.
@@ -177,9 +177,8 @@ fn a_clock_that_is_ahead_is_lifted_by_the_translation() {
     assert!(seen.ticks.is_some_and(|(value, _)| value > 1001), "{seen:?}");
 }
 
-/// Each connection that had ended once left a line in the table for good, and with each sync the backup got all of them.
-#[test]
-fn one_that_is_over_leaves_nothing_in_the_translation() {
+/// Both ends are closed, and all is acknowledged. Also the VM's last word.
+fn over() -> (Talk, Vec<String>, Seg) {
     let mut talk = translated();
     talk.delivered(0, b"abc");
     let mut told = vec![];
@@ -199,6 +198,13 @@ fn one_that_is_over_leaves_nothing_in_the_translation() {
     told.extend(talk.says(&ack));
     told.extend(talk.sync());
     assert!(told.contains(&"destroy".to_owned()), "it is over: {told:?}");
+    (talk, told, ack)
+}
+
+/// Each connection that had ended once left a line in the table for good, and with each sync the backup got all of them.
+#[test]
+fn one_that_is_over_leaves_nothing_in_the_translation_while_no_other_copy_runs() {
+    let (mut talk, told, ack) = over();
     assert!(!told.iter().any(|line| line.starts_with("lift")), "{told:?}");
     // Its clock does not go back all the same.
     let mut out = vec![];
@@ -208,4 +214,31 @@ fn one_that_is_over_leaves_nothing_in_the_translation() {
     };
     let seen = read(&frame).expect("a right checksum");
     assert!(seen.ticks.is_some_and(|(value, _)| value >= 1000), "{seen:?}");
+}
+
+/// The VM's last acknowledgement got lost, and its primary dies while the backup's VM runs: who repeats it has the VM's clock only.
+#[test]
+fn one_that_is_over_is_lifted_before_another_copy_runs() {
+    let (mut talk, _, ack) = over();
+    let mut out = vec![];
+    talk.core.hold_all(talk.now, &mut out);
+    let [Action::Lift(key, ticks, Some(ends))] = out[..] else {
+        panic!("{out:?}")
+    };
+    let mut primary = SequenceRewriter::new();
+    primary.lift(key, ticks, Some(ends));
+    let mut backup = SequenceRewriter::new();
+    backup.load(&primary.table()).expect("what a primary says");
+    backup.take_over();
+    let seen = read(&backup.tell(&write(&ack), false)).expect("a right checksum");
+    assert!(seen.ticks.is_some_and(|(value, _)| value >= 1000), "{seen:?}");
+    // The VM has forgotten it, and its client says its end again.
+    let mut reset = talk.of_vm(4, 0);
+    (reset.flags, reset.ticks) = (RST, None);
+    let seen = read(&backup.tell(&write(&reset), false)).expect("a right checksum");
+    assert_eq!((seen.flags, seen.ack), (ACK, CLIENT.wrapping_add(1)));
+    // It is lifted once.
+    assert_eq!(hold_all(&mut talk), NOTHING);
+    talk.core.speculate_again();
+    assert_eq!(hold_all(&mut talk), NOTHING);
 }

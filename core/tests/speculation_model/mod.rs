@@ -217,7 +217,7 @@ impl World {
                 }
                 Action::ToClient(frame, _) => self.leaves(frame),
                 Action::Hold(frame) => self.is_held(frame),
-                Action::Lift(key, ticks) => self.lift(key, ticks),
+                Action::Lift(key, ticks, ends) => self.lift(key, ticks, ends),
                 Action::ToShadow(packet) => self.shadow_hears(&packet, &mut more),
                 Action::Build(spec) => {
                     let old = self.sockets.insert(spec.flow, Shadow::build(*spec, self.now));

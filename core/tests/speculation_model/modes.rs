@@ -7,8 +7,8 @@ use super::plan::Broken;
 use super::{Event, Snapshot, TAKE_OVER_US, Vm, World, limits};
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
-use dunlin_core::output::packet::FlowKey;
 use dunlin_core::output::rewriter::SequenceRewriter;
+use dunlin_core::output::{Ends, packet::FlowKey};
 use dunlin_core::speculation::{Replica, Speculation};
 use dunlin_core::sync::way_out::{Way, WayOut};
 use dunlin_core::units::Epoch;
@@ -47,9 +47,9 @@ impl World {
         self.held.push_back((self.epoch, frame));
     }
 
-    pub(super) fn lift(&mut self, key: FlowKey, ticks: u32) {
+    pub(super) fn lift(&mut self, key: FlowKey, ticks: u32, ends: Option<Ends>) {
         if self.plan.broken != Some(Broken::LiftsNothing) {
-            self.modes.translation.lift(key, ticks);
+            self.modes.translation.lift(key, ticks, ends);
         }
     }
 

@@ -210,7 +210,11 @@ impl Talk {
             Action::Write(_) => "write".into(),
             Action::Shutdown(_) => "shutdown".into(),
             Action::Destroy(_) => "destroy".into(),
-            Action::Lift(_, ticks) => format!("lift {ticks}"),
+            Action::Lift(_, ticks, None) => format!("lift {ticks}"),
+            Action::Lift(_, ticks, Some(ends)) => {
+                let (vm, peer) = (ends.vm.wrapping_sub(VM), ends.peer.wrapping_sub(CLIENT));
+                format!("lift {ticks} ends {vm} {peer}")
+            }
         }
     }
 

@@ -22,7 +22,7 @@ use dunlin_api::EventKind;
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::Offload;
 use dunlin_core::output::gate::{Voice, cost};
-use dunlin_core::output::packet::FlowKey;
+use dunlin_core::output::{Ends, packet::FlowKey};
 use dunlin_core::replica::epoch::Release;
 use dunlin_core::replica::sync::primary::Word;
 use dunlin_core::units::Epoch;
@@ -60,8 +60,8 @@ impl Ports for VmLoop {
         self.net.output.said(frame, now_us);
     }
 
-    fn lift(&mut self, key: FlowKey, ticks: u32) {
-        self.net.output.lift(key, ticks);
+    fn lift(&mut self, key: FlowKey, ticks: u32, ends: Option<Ends>) {
+        self.net.output.lift(key, ticks, ends);
     }
 }
 

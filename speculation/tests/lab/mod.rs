@@ -6,7 +6,7 @@
 
 use dunlin_core::agreed::Frame;
 use dunlin_core::offload::Offload;
-use dunlin_core::output::packet::FlowKey;
+use dunlin_core::output::{Ends, packet::FlowKey};
 use dunlin_core::speculation::{Counts, Limits, Replica};
 use dunlin_core::units::Epoch;
 use dunlin_speculation::{Driver, Ports, Sockets, Tun};
@@ -275,7 +275,7 @@ impl Ports for Host {
         self.held.push_back((self.epoch, frame));
     }
 
-    fn lift(&mut self, _key: FlowKey, _ticks: u32) {
+    fn lift(&mut self, _key: FlowKey, _ticks: u32, _ends: Option<Ends>) {
         unreachable!("nothing is translated here");
     }
 }

@@ -131,7 +131,7 @@ pub enum Said {
     Leaves,
     /// They wait for the backup's.
     Waits,
-    /// They wait for a sync, as all on this connection: it begins anew while its end waits still. So many of the backup's bytes are kept no more.
+    /// They wait for a sync, as all on this connection: it begins anew while its end waits. So many of the backup's bytes are kept no more.
     GivenUp(usize),
 }
 
@@ -167,6 +167,10 @@ pub struct Connection {
     early_bytes: usize,
     waiting: VecDeque<(FrameId, Words)>,
     differs: bool,
+    /// They differ in nothing but how it ended.
+    ends_differ: bool,
+    /// The primary's VM has said its FIN.
+    has_ended: bool,
 }
 
 impl Connection {
@@ -185,6 +189,7 @@ impl Connection {
             told_ack: self.told_ack,
             told_isn: self.told_isn,
             told_bytes: self.told_bytes,
+            has_ended: self.has_ended,
             ours,
             theirs: ours,
             ..Self::default()
@@ -193,15 +198,16 @@ impl Connection {
 
     /// The primary's words. What may leave is taken by `next_matched`, except what may leave at once.
     pub fn primary_said(&mut self, id: FrameId, words: Words) -> Said {
-        let (differed, kept) = (self.differs, self.kept_bytes());
+        let (differed, kept) = (self.brings_sync(), self.kept_bytes());
         if words.syn && self.ours.saw(words.seq) {
             self.begin_here();
         }
+        self.has_ended |= words.fin;
         if !self.differs && self.waiting.is_empty() && self.was_told(&words) {
             return Said::Leaves;
         }
         self.waiting.push_back((id, words));
-        match self.differs && !differed {
+        match self.brings_sync() && !differed {
             true => Said::GivenUp(kept),
             false => Said::Waits,
         }
@@ -277,9 +283,25 @@ impl Connection {
             Ok(false) => Ok(None),
             Err(difference) => {
                 self.differs = true;
+                self.ends_differ = difference == Difference::Ends;
                 Err(difference)
             }
         }
+    }
+
+    /// Whether the two differ, and not in how it ended alone.
+    fn brings_sync(&self) -> bool {
+        self.differs && !self.ends_differ
+    }
+
+    /// Whether the two differ in nothing but how it ended.
+    pub fn ends_differ(&self) -> bool {
+        self.ends_differ
+    }
+
+    /// What waits here.
+    pub fn waiting(&self) -> impl Iterator<Item = FrameId> + '_ {
+        self.waiting.iter().map(|(id, _)| *id)
     }
 
     /// How the oldest words that wait stand to what the backup has said at their place.
@@ -316,6 +338,7 @@ impl Connection {
     /// Says no more until the next sync.
     pub fn give_up(&mut self) {
         self.differs = true;
+        self.ends_differ = false;
         self.said = Pieces::default();
         self.early.clear();
         self.early_bytes = 0;
@@ -332,6 +355,7 @@ impl Connection {
         self.told_place = None;
         self.told_ack = None;
         self.told_edge = None;
+        self.has_ended = false;
         if !self.waiting.is_empty() {
             // The end of the old connection waits still, and would be judged by the new one's words.
             self.give_up();
@@ -440,7 +464,7 @@ impl Connection {
             return match self.said_rst.contains(&words.seq) {
                 true => Ok(true),
                 false if self.said_rst.is_empty() => Ok(false),
-                false => Err(Difference::Flags),
+                false => Err(Difference::Ends),
             };
         }
         let syn = self.judge_syn(words)?;
@@ -453,7 +477,10 @@ impl Connection {
         let whole = syn && bytes && fin && acknowledged;
         if !whole && self.gone {
             // Its connection is gone: it will not say more.
-            return Err(Difference::Flags);
+            return Err(match syn && bytes && self.has_ended {
+                true => Difference::Ends,
+                false => Difference::Flags,
+            });
         }
         Ok(whole)
     }

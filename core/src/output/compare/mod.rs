@@ -60,6 +60,8 @@ pub struct Comparer {
     after_line: Option<Vec<(FrameId, Frame)>>,
     kept_bytes: usize,
     difference: Option<Difference>,
+    /// The first frame that waits for nothing but how a connection ended.
+    ends: Option<FrameId>,
     /// Where the first of them is that is one of bytes, of an end or of datagrams.
     place: Option<Place>,
     counters: Counters,
@@ -119,6 +121,7 @@ impl Comparer {
             after_line: None,
             kept_bytes: 0,
             difference: None,
+            ends: None,
             place: None,
             counters: Counters::default(),
         }
@@ -142,11 +145,11 @@ impl Comparer {
         match parse(frame, Direction::FromVm) {
             Parsed::Tcp(segment) => {
                 let words = Words::new(&segment, &frame.bytes);
-                let telling = !segment.is_pure_ack();
                 let Some(connection) = self.connection(segment.key) else {
                     return self.wait_for_sync(id, Difference::Full);
                 };
                 let said = connection.primary_said(id, words);
+                let telling = !segment.is_pure_ack() && !connection.ends_differ();
                 if said == Said::Leaves {
                     self.counters.free += 1;
                     self.matched.push_back(Matched::Frame(id));
@@ -239,6 +242,7 @@ impl Comparer {
 
     fn forget_difference(&mut self) {
         self.difference = None;
+        self.ends = None;
         self.place = None;
     }
 
@@ -368,7 +372,7 @@ impl Comparer {
     fn differs(&mut self, why: Difference) {
         let counter = match why {
             Difference::Bytes => &mut self.counters.bytes,
-            Difference::Flags => &mut self.counters.flags,
+            Difference::Flags | Difference::Ends => &mut self.counters.flags,
             Difference::Datagram => &mut self.counters.datagrams,
             Difference::NotUnderstood => &mut self.counters.not_understood,
             Difference::Full => &mut self.counters.full,
@@ -395,14 +399,42 @@ impl Comparer {
                 }
                 Ok(None) => return,
                 Err(why) => {
-                    let found = self.flows.get(&key).map(|flow| flow.words.found());
-                    if let (Some(found), None) = (found, &self.place) {
-                        self.place = Some(found.on(key, why));
-                    }
-                    return self.differs(why);
+                    self.saw_place(key, why);
+                    return match why {
+                        Difference::Ends => self.ends_differ(&key),
+                        _ => self.differs(why),
+                    };
                 }
             }
         }
+    }
+
+    /// That of an end counts as none beside others.
+    fn saw_place(&mut self, key: FlowKey, why: Difference) {
+        let is_first = self
+            .place
+            .as_ref()
+            .is_none_or(|place| place.why == Difference::Ends);
+        if let (Some(flow), true) = (self.flows.get(&key), is_first) {
+            self.place = Some(flow.words.found().on(key, why));
+        }
+    }
+
+    /// Nobody waits for what is left on this flow, so it brings no sync at once.
+    fn ends_differ(&mut self, key: &FlowKey) {
+        self.counters.flags += 1;
+        if let Some(FlowWords::Connection(connection)) = self.flows.get(key).map(|flow| &flow.words) {
+            for id in connection.waiting() {
+                self.telling.remove(&id);
+                self.ends.get_or_insert(id);
+            }
+        }
+    }
+
+    /// The first frame that waits for nothing but how a connection ended.
+    #[must_use]
+    pub fn oldest_end(&self) -> Option<FrameId> {
+        self.ends
     }
 
     /// Where the primary's words wait still after the backup's acknowledgement, the client is told that one.

@@ -38,6 +38,9 @@ pub enum Difference {
     Bytes,
     /// A connection ended by one of them only, or elsewhere, or begun with other options.
     Flags,
+    /// Both have ended a connection behind the same bytes, in another way: with a FIN and with a reset, or where one has heard less of its client.
+    /// No client waits for bytes there, so it may wait for a sync that comes anyway, for a while.
+    Ends,
     /// Another datagram.
     Datagram,
     /// A frame that is not understood: a part of a TCP segment, an unknown protocol.
@@ -77,7 +80,7 @@ pub struct Counters {
     pub free: u64,
     /// Differences in a byte stream.
     pub bytes: u64,
-    /// In the end of a connection.
+    /// In the end of a connection, or in its beginning.
     pub flags: u64,
     /// In datagrams.
     pub datagrams: u64,

@@ -1,5 +1,6 @@
 //! One connection: what the client calls its numbers, and what the VM here calls them.
 
+use super::Ends;
 use crate::output::packet::{Segment, Timestamps, before};
 
 /// Ticks by which the VM's timestamps jump ahead when another host begins to speak for it: ten seconds of Linux's.
@@ -165,6 +166,17 @@ impl Connection {
     pub(super) fn is_closed(&self) -> bool {
         let acknowledged = |fin: Option<Fin>| fin.is_some_and(|fin| fin.acknowledged);
         acknowledged(self.vm_fin) && acknowledged(self.peer_fin)
+    }
+
+    /// Both ends have said and heard that it is over, where another heard them.
+    pub(super) fn close(&mut self, ends: Ends) {
+        let heard = |end| {
+            Some(Fin {
+                end,
+                acknowledged: true,
+            })
+        };
+        (self.vm_fin, self.peer_fin) = (heard(ends.vm), heard(ends.peer));
     }
 
     /// Nothing more of it matters to the client.

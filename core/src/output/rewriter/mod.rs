@@ -51,6 +51,15 @@ const MOST_ENDED: usize = 128;
 /// How much a client can have said, at most, while a copy of its SYN was still under way.
 const MOST_SINCE_SYN: u32 = 16 << 20;
 
+/// How a connection ended that both ends have closed: the number after each end's FIN, as the VM here calls it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ends {
+    /// After the VM's.
+    pub vm: u32,
+    /// After the client's.
+    pub peer: u32,
+}
+
 /// A table of another host that cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TableError {
@@ -233,14 +242,18 @@ impl SequenceRewriter {
     }
 
     /// Clients have heard a clock of this connection that was so many ticks ahead of what the VM here has said (a shadow socket's): from now on
-    /// its timestamps are that much higher, whoever speaks for the VM.
-    pub fn lift(&mut self, key: FlowKey, ticks: u32) {
+    /// its timestamps are that much higher, whoever speaks for the VM. With `ends` it is over, and forgotten as others that are.
+    pub fn lift(&mut self, key: FlowKey, ticks: u32, ends: Option<Ends>) {
         if self.connections.get(&key).is_none() {
             self.connections.insert(key, Connection::alike());
         }
         let raise = self.raise;
         if let Some(connection) = self.connections.used(&key) {
             connection.ticks = Some(connection.ticks.unwrap_or(raise).wrapping_add(ticks));
+            if let Some(ends) = ends {
+                connection.close(ends);
+                self.pass(key, Passing::Over);
+            }
         }
     }
 

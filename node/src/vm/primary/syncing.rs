@@ -162,8 +162,9 @@ impl VmLoop {
             .primary()
             .is_some_and(|primary| primary.epochs.rules().compares());
         let word_since_us = self.net.output.waits_for_word_since_us();
+        let ends_waited_us = self.net.output.ends_waited_us(now_us);
         let output_waits = if matches {
-            word_since_us.is_some()
+            word_since_us.is_some() || ends_waited_us > 0
         } else {
             let speculates = self.net.speculating.as_ref();
             self.net.output.waits() || speculates.is_some_and(|speculating| speculating.waits())
@@ -221,6 +222,7 @@ impl VmLoop {
             change_over: wish.is_some_and(|wish| wish != mode) && may_change,
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             acks_waited_us: acks_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
+            ends_waited_us,
             silent_us,
             overtaken_us,
             stall_us,

@@ -79,6 +79,7 @@ pub(super) fn where_it_is(place: &Place) -> String {
     };
     let ends = match place.why {
         Difference::Flags => "; one copy ends it there",
+        Difference::Ends => "; the copies end it there in different ways",
         _ => "",
     };
     format!(

@@ -16,6 +16,7 @@ use crossbeam_channel::Sender;
 use dunlin_api::{Answer, EventKind, FailoverStatus};
 use dunlin_core::agreed::{Agreed, Life, ReplicaSet};
 use dunlin_core::output::announcements::Announcements;
+use dunlin_core::output::compare::Difference;
 use dunlin_core::output::gate::Voice;
 use dunlin_core::units::{Epoch, ReplicaId};
 use dunlin_fabric::link::{Purpose, Stream};
@@ -311,7 +312,9 @@ impl ProgramLoop {
         if now_us.saturating_sub(heard_us) > SILENCE_US {
             return self.backup_is_lost("its host is silent");
         }
-        if let Some(difference) = self.net.output.difference() {
+        // No sync comes for an end that differs, either.
+        let ends = (self.net.output.ends_waited_us(now_us) > 0).then_some(Difference::Ends);
+        if let Some(difference) = self.net.output.difference().or(ends) {
             // Told once: the group may take a while to agree.
             if self.backup.dropping != Some(self.group.term()) {
                 self.net.compared.saw(self.net.output.counters());

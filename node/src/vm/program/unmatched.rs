@@ -32,9 +32,11 @@ impl Mismatch {
     /// None: it was not compared, which says nothing of the copies.
     pub(super) fn by(difference: Difference) -> Option<Self> {
         match difference {
-            Difference::Bytes | Difference::Flags | Difference::Datagram | Difference::NotUnderstood => {
-                Some(Self::Differed)
-            }
+            Difference::Bytes
+            | Difference::Flags
+            | Difference::Ends
+            | Difference::Datagram
+            | Difference::NotUnderstood => Some(Self::Differed),
             Difference::Full => None,
         }
     }

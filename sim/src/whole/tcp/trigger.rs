@@ -74,8 +74,9 @@ impl World {
         };
         let output = &mut machine.output;
         let word_since_us = output.waits_for_word_since_us();
+        let ends_waited_us = output.ends_waited_us(now_us);
         let output_waits = if matches {
-            word_since_us.is_some()
+            word_since_us.is_some() || ends_waited_us > 0
         } else {
             output.waits()
         };
@@ -93,6 +94,7 @@ impl World {
             change_over: false,
             waited_us: word_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
             acks_waited_us: acks_since_us.map_or(0, |since_us| now_us.saturating_sub(since_us)),
+            ends_waited_us,
             overtaken_us: if matches { output.overtaken_us() } else { 0 },
             silent_us: now_us.saturating_sub(output.matched_us()),
             stall_us: output.stall_us(),

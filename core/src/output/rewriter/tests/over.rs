@@ -207,6 +207,34 @@ fn of_connections_that_are_over_only_the_last_are_told() {
     assert_eq!(told, std::iter::once(1001).chain(last).collect::<Vec<_>>());
 }
 
+/// Speculation tells of all that ended lately before another copy runs.
+#[test]
+fn of_lifted_ones_that_are_over_only_the_last_are_told_and_many_are_forgotten() {
+    let mut rewriter = SequenceRewriter::new();
+    let ends = Some(Ends { vm: B1, peer: C + 2 });
+    let of = |n: u32| FlowKey {
+        nic: 0,
+        vlan: 0,
+        vm: [10, 0, 0, 1].into(),
+        peer: [10, 0, 0, 2].into(),
+        vm_port: 80,
+        peer_port: n as u16,
+        protocol: 6,
+    };
+    let many = MOST_PASSING as u32 + 10;
+    (0..many).for_each(|n| rewriter.lift(of(n), 1000, ends));
+    assert_eq!(rewriter.connections.len(), MOST_PASSING);
+    let mut other = SequenceRewriter::new();
+    other.load(&rewriter.table()).unwrap();
+    let told: Vec<u16> = other.connections.iter().map(|(key, _)| key.peer_port).collect();
+    assert_eq!(
+        told,
+        (many - MOST_OVER_TOLD as u32..many)
+            .map(|n| n as u16)
+            .collect::<Vec<_>>()
+    );
+}
+
 #[test]
 fn connections_that_are_over_are_forgotten_when_there_are_many() {
     let mut rewriter = SequenceRewriter::new();
