@@ -56,6 +56,15 @@ impl Offload {
     /// How long the header before a frame is.
     pub const BYTES: usize = 10;
 
+    /// How many frames a VM's own would have been that a device makes of one of so many bytes, about.
+    #[must_use]
+    pub fn frames_of(self, frame_bytes: usize) -> u64 {
+        match self.gso_size {
+            0 => 1,
+            size => (frame_bytes as u64).div_ceil(u64::from(size)).max(1),
+        }
+    }
+
     /// Reads a header, as x86 orders its bytes.
     #[must_use]
     pub fn read(header: &[u8; Self::BYTES]) -> Self {

@@ -17,11 +17,7 @@ impl Output {
     /// `frame` leaves now, as the client is to see it. The VM had said its words for at most `held_us`.
     #[must_use]
     pub fn leaves_speculatively(&mut self, frame: Frame, offload: Offload, held_us: u64) -> Frame {
-        // What one frame of the VM would have been.
-        let frames = match offload.gso_size {
-            0 => 1,
-            size => (frame.bytes.len() as u64).div_ceil(u64::from(size)).max(1),
-        };
+        let frames = offload.frames_of(frame.bytes.len());
         self.tally.released += frames;
         self.tally.by_sync += frames;
         self.tally.held_us += held_us * frames;

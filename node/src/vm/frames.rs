@@ -109,9 +109,10 @@ impl VmLoop {
         }
     }
 
-    /// This host has taken the VM over: it gets what was said to the old one and reached this one too. How many frames those were.
-    pub(super) fn take_in_overheard(&mut self) -> usize {
-        let (now_us, agreed) = (self.now_us(), self.inputs_are_agreed());
+    /// This host has taken the VM over: it gets what was said to the old one and reached this one too. How many frames those were. `ran`: its copy
+    /// ran on agreed inputs, whatever becomes of the next ones.
+    pub(super) fn take_in_overheard(&mut self, ran: bool) -> usize {
+        let (now_us, agreed) = (self.now_us(), ran || self.inputs_are_agreed());
         let Some(nics) = &mut self.net.nics else { return 0 };
         let frames = nics.take_overheard(agreed, now_us);
         let (count, mut frames) = (frames.len(), frames.into_iter().peekable());

@@ -49,7 +49,7 @@ impl Ports for VmLoop {
             true => self.leaves_speculatively(frame, offload),
             false => frame,
         };
-        self.net.frames_out += 1;
+        self.net.frames_out += offload.frames_of(frame.bytes.len());
         if let Some(nics) = &self.net.nics {
             nics.send(&frame, offload);
         }

@@ -152,7 +152,7 @@ impl VmLoop {
         }
         self.speaks_as_it_may();
         self.speculation_takes_over(ran);
-        let overheard = self.take_in_overheard() as u64;
+        let overheard = self.take_in_overheard(ran) as u64;
         if let Some(failover) = &mut self.shown.failover {
             failover.overheard = overheard;
         }
