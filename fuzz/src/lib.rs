@@ -33,7 +33,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 20] = [
+pub const TARGETS: [Target; 21] = [
     Target {
         name: "agreed",
         about: "entries of the agreed log, the agreed state",
@@ -43,6 +43,11 @@ pub const TARGETS: [Target; 20] = [
         name: "announce",
         about: "frames that a guest sends",
         run: guest::announce,
+    },
+    Target {
+        name: "bystander",
+        about: "segments of other clients beside a speculative connection that keeps to the rules",
+        run: speculation::bystander,
     },
     Target {
         name: "chance",

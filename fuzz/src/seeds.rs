@@ -30,6 +30,7 @@ pub fn all() -> Vec<(&'static str, String, Vec<u8>)> {
     };
     add("agreed", agreed());
     add("announce", announce());
+    add("bystander", crate::speculation::bystander_seeds());
     add("chance", crate::chance::seeds());
     add("consensus", consensus::words());
     add("frames", frames());

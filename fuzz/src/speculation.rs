@@ -3,6 +3,8 @@
 //!
 //! Whatever comes: memory is bounded by the limits, nothing leaves before its epoch, what one host writes the other reads.
 
+mod bystander;
+
 use crate::script::Script;
 use bytes::Bytes;
 use dunlin_core::agreed::Frame;
@@ -10,6 +12,8 @@ use dunlin_core::offload::Offload;
 use dunlin_core::output::packet::{Direction, Parsed, parse};
 use dunlin_core::speculation::{Action, Limits, Replica, Speculation};
 use dunlin_core::units::Epoch;
+
+pub use bystander::{bystander, seeds as bystander_seeds};
 
 const LIMITS: Limits = Limits {
     window_bytes: 64 << 10,
@@ -28,7 +32,7 @@ const ACK: u8 = 16;
 
 /// What a segment says, before its way is known.
 struct Words<'a> {
-    port: u8,
+    port: u16,
     flags: u8,
     seq: u32,
     ack: u32,
@@ -44,10 +48,9 @@ fn sum(bytes: &[u8]) -> u32 {
 
 fn frame(words: &Words<'_>, from_vm: bool) -> Frame {
     let (vm, client) = ([10, 0, 0, 9], [10, 0, 0, 1]);
-    let port = 4000 + u16::from(words.port % 8);
     let (from, to, ports) = match from_vm {
-        true => (vm, client, [80, port]),
-        false => (client, vm, [port, 80]),
+        true => (vm, client, [80, words.port]),
+        false => (client, vm, [words.port, 80]),
     };
     let mut options = words.options[..words.options.len().min(40)].to_vec();
     options.resize(options.len().next_multiple_of(4), 0);
@@ -99,7 +102,7 @@ pub fn speculation(bytes: &[u8]) {
                 let from_vm = way > 2;
                 let (mine, other) = if from_vm { (VM, CLIENT) } else { (CLIENT, VM) };
                 let words = Words {
-                    port: script.byte(),
+                    port: 4000 + u16::from(script.byte() % 8),
                     flags: script.byte(),
                     seq: mine.wrapping_add(script.number() as u32),
                     ack: other.wrapping_add(script.number() as u32),

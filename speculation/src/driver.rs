@@ -27,7 +27,7 @@ pub trait Ports {
     /// Said by the VM: it waits for the running epoch.
     fn hold(&mut self, frame: Frame);
     /// So many ticks more are added to this connection's timestamps on their way to the client, whoever speaks (`Limits::translated`).
-    fn lift(&mut self, key: FlowKey, ticks: u32, ends: Option<Ends>);
+    fn lift(&mut self, key: FlowKey, ticks: u32, ends: Ends);
 }
 
 /// Speculative communication of one VM, with its sockets.

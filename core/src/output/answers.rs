@@ -222,6 +222,7 @@ impl Answers {
 
 #[cfg(test)]
 mod tests {
+    use super::super::compare::FrameId;
     use super::super::packet::testing::Seg;
     use super::super::packet::{ACK, RST};
     use super::*;
@@ -238,6 +239,7 @@ mod tests {
     impl World {
         fn says(&mut self, seg: Seg, said_us: u64) {
             let leaving = Leaving {
+                id: FrameId(0),
                 frame: seg.frame(),
                 arrived_us: said_us,
             };

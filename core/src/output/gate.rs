@@ -66,6 +66,8 @@ struct Held {
 /// A frame that may leave, and how long it was held.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Leaving {
+    /// Its name.
+    pub id: FrameId,
     /// The frame.
     pub frame: Frame,
     /// When the VM sent it.
@@ -171,9 +173,10 @@ impl Gate {
             if !may_leave {
                 return None;
             }
+            let id = FrameId(self.next_id - self.held.len() as u64);
             let held = self.held.pop_front()?;
             if let Some(frame) = held.frame {
-                return Some(self.leaving(frame, held.epoch, held.arrived_us));
+                return Some(self.leaving(id, frame, held.epoch, held.arrived_us));
             }
         }
     }
@@ -187,7 +190,7 @@ impl Gate {
         let place = id.0.checked_sub(first)?;
         let held = self.held.get_mut(usize::try_from(place).ok()?)?;
         let (frame, epoch, arrived_us) = (held.frame.take()?, held.epoch, held.arrived_us);
-        Some(self.leaving(frame, epoch, arrived_us))
+        Some(self.leaving(id, frame, epoch, arrived_us))
     }
 
     /// Whether a frame of an earlier epoch than this one's still waits. Without an id: than the epoch that runs now. Asked when nothing
@@ -206,11 +209,15 @@ impl Gate {
         oldest.zip(epoch).is_some_and(|(oldest, epoch)| oldest < epoch)
     }
 
-    fn leaving(&mut self, frame: Frame, epoch: Epoch, arrived_us: u64) -> Leaving {
+    fn leaving(&mut self, id: FrameId, frame: Frame, epoch: Epoch, arrived_us: u64) -> Leaving {
         self.held_bytes -= cost(&frame);
         self.waiting -= 1;
         self.waiting_now -= usize::from(epoch == self.epoch);
-        Leaving { frame, arrived_us }
+        Leaving {
+            id,
+            frame,
+            arrived_us,
+        }
     }
 
     /// When a frame that waits was sent.
@@ -287,6 +294,7 @@ mod tests {
         assert_eq!(
             left,
             Some(Leaving {
+                id: second,
                 frame: frame(2),
                 arrived_us: 7
             })

@@ -37,8 +37,8 @@ use compare::{Comparer, Counters, Difference, Limits, Matched, Place, Verdict};
 use gate::{Gate, Leaving, Voice, cost};
 use packet::FlowKey;
 use retransmit::RetransmitBuffer;
-pub use rewriter::Ends;
 use rewriter::SequenceRewriter;
+pub use rewriter::{Ends, MOST_OVER_TOLD};
 
 /// What a comparer may keep: beyond it output waits for a sync, and nothing else happens.
 const COMPARED: Limits = Limits {
@@ -68,6 +68,8 @@ pub struct Output {
     stall_us: u64,
     /// When the backup last said what the primary had said.
     matched_us: u64,
+    /// Since when it is known that the ends of connections differ.
+    ends_since_us: Option<u64>,
     /// When the primary said the newest of what the backup has said, too.
     said_to_us: u64,
     budget_bytes: usize,
@@ -117,6 +119,7 @@ impl Output {
             answers: Answers::default(),
             stall_us: 0,
             matched_us: 0,
+            ends_since_us: None,
             said_to_us: 0,
             budget_bytes: HELD_BYTES,
             dropped: 0,
@@ -262,7 +265,10 @@ impl Output {
         self.tally.released += 1;
         self.tally.by_sync += u64::from(!matched);
         let held_us = now_us.saturating_sub(leaving.arrived_us);
-        self.tally.held_us += held_us;
+        let comparison = self.comparison.as_mut();
+        let ends = comparison.is_some_and(|comparison| comparison.comparer.end_leaves(leaving.id));
+        // Nobody waits for it: it costs clients no time.
+        self.tally.held_us += if ends { 0 } else { held_us };
         self.tally.bytes += leaving.frame.bytes.len() as u64;
         if let Some(comparison) = self.comparison.as_mut().filter(|_| matched) {
             self.matched_us = now_us;

@@ -30,7 +30,7 @@ impl Output {
     }
 
     /// Speculation has let a client hear a clock that was ahead of the VM's.
-    pub fn lift(&mut self, key: FlowKey, ticks: u32, ends: Option<Ends>) {
+    pub fn lift(&mut self, key: FlowKey, ticks: u32, ends: Ends) {
         self.rewriter.lift(key, ticks, ends);
     }
 
@@ -133,7 +133,7 @@ mod tests {
             peer_port: 5140,
             protocol: 6,
         };
-        output.lift(key, 1000, None);
+        output.lift(key, 1000, Ends::default());
         let partial = Offload {
             needs_csum: true,
             ..Offload::default()

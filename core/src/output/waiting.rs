@@ -61,12 +61,13 @@ impl Output {
         since_us.map_or(0, |since_us| self.said_to_us.saturating_sub(since_us))
     }
 
-    /// How long the end of a connection has waited that the two copies ended in different ways behind the same bytes.
-    #[must_use]
-    pub fn ends_waited_us(&self, now_us: u64) -> u64 {
+    /// How long it has been known that the end of a connection waits which the two copies ended in different ways behind the same bytes; 0 where
+    /// none waits. What was said while the backup loaded is no older than that load's end.
+    pub fn ends_waited_us(&mut self, now_us: u64) -> u64 {
         let comparer = self.comparison.as_ref().map(|comparison| &comparison.comparer);
-        let end = comparer.and_then(Comparer::oldest_end);
-        let since_us = end.and_then(|id| self.gate.sent_us(id));
+        let waits = comparer.and_then(Comparer::oldest_end).is_some();
+        self.ends_since_us = waits.then(|| self.ends_since_us.unwrap_or(now_us));
+        let since_us = self.ends_since_us;
         since_us.map_or(0, |since_us| now_us.saturating_sub(since_us).max(1))
     }
 
@@ -83,8 +84,8 @@ impl Output {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::output::packet::ACK;
     use crate::output::packet::testing::Seg;
+    use crate::output::packet::{ACK, FIN, RST};
     use crate::units::Epoch;
     use crate::waits::Wait;
     use crate::watchdog::{Sight, Watchdog};
@@ -128,6 +129,28 @@ mod tests {
         assert_eq!(hears(ack(3000, &[(4000, 5000)]), since_us + step_us), None);
         let stall = hears(ack(3000, &[(4000, 4500)]), since_us + step_us + 1);
         assert_eq!(stall.map(|stall| stall.wait), Some(Wait::OutputLeaves));
+    }
+
+    /// What was said while the backup loaded, long ago, has waited since it was compared; and it is nobody's time.
+    #[test]
+    fn an_end_that_differs_waits_since_that_is_known() {
+        let mut output = Output::new(Voice::Protected, Epoch(1));
+        output.compare_from(Epoch(1));
+        output.said(Seg::from_vm(ACK, 500, 9000).with(b"bye").frame(), 0);
+        output.backup_said(Epoch(1), vec![Seg::from_vm(ACK, 500, 9000).with(b"bye").frame()]);
+        assert!(output.release(0).is_some());
+        output.said(Seg::from_vm(ACK | FIN, 503, 9000).frame(), 1000);
+        assert_eq!(output.ends_waited_us(300_000), 0);
+        output.backup_said(Epoch(1), vec![Seg::from_vm(ACK | RST, 503, 9040).frame()]);
+        assert!(!output.differs() && output.waits());
+        assert_eq!(output.ends_waited_us(300_000), 1);
+        assert_eq!(output.ends_waited_us(310_000), 10_000);
+        output.draw_line();
+        output.acknowledged(Epoch(1));
+        assert!(output.release(320_000).is_some());
+        assert_eq!((output.ends_waited_us(320_000), output.tally().held_us), (0, 0));
+        output.backup_loaded(Epoch(1));
+        assert_eq!(output.ends_waited_us(330_000), 0);
     }
 
     #[test]

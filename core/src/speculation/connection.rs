@@ -538,7 +538,9 @@ impl Connection {
         self.dummy = Dummy::Over;
         self.track = None;
         self.forget_at = Some(cx.now_us + LINGER_US);
-        self.lift(cx);
+        if self.is_lifted(cx) {
+            self.lift(cx);
+        }
     }
 
     /// After each event: what has come to its end does so.

@@ -12,8 +12,8 @@ use super::connection::{Connection, Phase};
 use super::given_back::Track;
 use super::types::Context;
 use super::{Action, Flow, Speculation};
-use crate::output::Ends;
 use crate::output::packet::{ACK, FlowKey, TCP, before};
+use crate::output::{Ends, MOST_OVER_TOLD};
 
 impl Speculation {
     /// No connection is to be ahead of its client: those whose client has everything are held at once, the others when it has.
@@ -32,10 +32,11 @@ impl Speculation {
     /// The VM may still repeat the last acknowledgement of those that are over: its client would take it for an old one. The newest come last, and
     /// are remembered longest.
     fn lift_ended(&mut self, now_us: u64, out: &mut Vec<Action>) {
-        let ended = self.connections.iter().filter(|(_, known)| known.is_over());
+        let ended = self.connections.iter().filter(|(_, known)| known.has_ended());
         let mut ended: Vec<_> = ended.map(|(flow, known)| (known.forget_at, *flow)).collect();
         ended.sort_unstable();
-        for (_, flow) in ended {
+        let oldest = ended.len().saturating_sub(MOST_OVER_TOLD);
+        for (_, flow) in ended.split_off(oldest) {
             self.with(now_us, flow, out, Connection::lift);
         }
     }
@@ -82,8 +83,8 @@ impl Connection {
         }
     }
 
-    /// Whether the translation adds what its clock is ahead of the VM's. One that is over has few words left: it needs no room there before the
-    /// backup's VM may say them.
+    /// Whether the translation adds what its clock is ahead of the VM's. One that is over has few words left: it needs no room there before it says
+    /// one of them, or the backup's VM may.
     pub(super) fn is_lifted(&self, cx: &Context<'_>) -> bool {
         match self.phase {
             Phase::Held { ended } => cx.translated && (!ended || cx.holds_all),
@@ -91,20 +92,42 @@ impl Connection {
         }
     }
 
-    fn ends(&self) -> Option<Ends> {
-        let peer = self.client_fin.filter(|_| self.is_over() && self.fin_acked)?;
-        Some(Ends {
-            vm: self.nxt.wrapping_add(1),
-            peer: peer.wrapping_add(1),
-        })
+    pub(super) fn has_ended(&self) -> bool {
+        self.phase == Phase::Held { ended: true }
     }
 
-    /// The client has heard a clock that is ahead of the VM's.
+    /// The client may have heard a clock that is ahead of the VM's, and the ends of one that is held may have been heard here only.
     pub(super) fn lift(&mut self, cx: &mut Context<'_>) {
-        if self.is_lifted(cx) && self.stamps && before(self.vm_stamp, self.last_stamp) {
-            let ticks = self.last_stamp.wrapping_sub(self.vm_stamp);
+        let is_held = matches!(self.phase, Phase::Held { .. });
+        if !cx.translated || !is_held {
+            return;
+        }
+        let is_ahead = self.is_ahead();
+        let ticks = match is_ahead {
+            true => self.last_stamp.wrapping_sub(self.vm_stamp),
+            false => 0,
+        };
+        let ends = self.ends();
+        if ticks == 0 && !ends.is_over() {
+            return;
+        }
+        if is_ahead {
             self.last_stamp = self.vm_stamp;
-            cx.out.push(Action::Lift(self.key(), ticks, self.ends()));
+            self.dirty = true;
+        }
+        cx.out.push(Action::Lift(self.key(), ticks, ends));
+    }
+
+    /// Its client has heard a clock that is ahead of the VM's.
+    pub(super) fn is_ahead(&self) -> bool {
+        self.stamps && before(self.vm_stamp, self.last_stamp)
+    }
+
+    fn ends(&self) -> Ends {
+        let peer = self.client_fin.map(|fin| fin.wrapping_add(1));
+        Ends {
+            vm: self.fin_acked.then(|| self.nxt.wrapping_add(1)),
+            peer: peer.filter(|end| !before(self.told.ack, *end)),
         }
     }
 

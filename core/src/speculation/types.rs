@@ -117,9 +117,9 @@ pub enum Action {
     Shutdown(Flow),
     /// The socket goes without a word.
     Destroy(Flow),
-    /// So many ticks more are added to this connection's timestamps by the translation, whoever speaks. Only where `Limits::translated`. With the
-    /// ends of one that is over, of which the translation remembers the newest only.
-    Lift(FlowKey, u32, Option<Ends>),
+    /// So many ticks more are added to this connection's timestamps by the translation, whoever speaks; and which of its ends are closed.
+    /// Of those that are over the translation remembers the newest only. Only where `Limits::translated`.
+    Lift(FlowKey, u32, Ends),
 }
 
 /// What it did, for status and metrics.

@@ -42,6 +42,7 @@ impl Connection {
                 return;
             }
             Phase::Held { .. } => return self.hold(cx, frame, segment),
+            Phase::ResetByPeer if cx.holds_all => return self.hold(cx, frame, segment),
             Phase::ResetByPeer => {
                 if segment.rst() {
                     // It answers a client that goes on speaking: the socket was given up, and the client knows nothing of that.
@@ -156,6 +157,10 @@ impl Connection {
     /// Held as before, with a timestamp that does not go back.
     fn hold(&mut self, cx: &mut Context<'_>, frame: &Frame, segment: &Segment) {
         let mut frame = frame.clone();
+        if self.has_ended() && self.is_ahead() {
+            // What waits here is translated when it leaves, whatever is lifted until then.
+            self.lift(cx);
+        }
         if let Some(stamps) = segment.timestamps.filter(|_| self.stamps) {
             self.vm_stamp = later(self.vm_stamp, stamps.value);
             self.last_stamp = later(self.last_stamp, stamps.value);

@@ -47,7 +47,7 @@ impl World {
         self.held.push_back((self.epoch, frame));
     }
 
-    pub(super) fn lift(&mut self, key: FlowKey, ticks: u32, ends: Option<Ends>) {
+    pub(super) fn lift(&mut self, key: FlowKey, ticks: u32, ends: Ends) {
         if self.plan.broken != Some(Broken::LiftsNothing) {
             self.modes.translation.lift(key, ticks, ends);
         }

@@ -210,10 +210,13 @@ impl Talk {
             Action::Write(_) => "write".into(),
             Action::Shutdown(_) => "shutdown".into(),
             Action::Destroy(_) => "destroy".into(),
-            Action::Lift(_, ticks, None) => format!("lift {ticks}"),
-            Action::Lift(_, ticks, Some(ends)) => {
-                let (vm, peer) = (ends.vm.wrapping_sub(VM), ends.peer.wrapping_sub(CLIENT));
-                format!("lift {ticks} ends {vm} {peer}")
+            Action::Lift(_, ticks, ends) => {
+                let of = |end: Option<u32>, first: u32| end.map(|end| end.wrapping_sub(first));
+                format!(
+                    "lift {ticks} ends {:?} {:?}",
+                    of(ends.vm, VM),
+                    of(ends.peer, CLIENT)
+                )
             }
         }
     }

@@ -60,7 +60,7 @@ impl Ports for VmLoop {
         self.net.output.said(frame, now_us);
     }
 
-    fn lift(&mut self, key: FlowKey, ticks: u32, ends: Option<Ends>) {
+    fn lift(&mut self, key: FlowKey, ticks: u32, ends: Ends) {
         self.net.output.lift(key, ticks, ends);
     }
 }

@@ -275,7 +275,7 @@ impl Ports for Host {
         self.held.push_back((self.epoch, frame));
     }
 
-    fn lift(&mut self, _key: FlowKey, _ticks: u32, _ends: Option<Ends>) {
+    fn lift(&mut self, _key: FlowKey, _ticks: u32, _ends: Ends) {
         unreachable!("nothing is translated here");
     }
 }

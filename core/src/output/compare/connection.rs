@@ -206,7 +206,11 @@ impl Connection {
         if !self.differs && self.waiting.is_empty() && self.was_told(&words) {
             return Said::Leaves;
         }
+        let tells = self.tells(&words);
         self.waiting.push_back((id, words));
+        if self.ends_differ && tells {
+            self.give_up();
+        }
         match self.brings_sync() && !differed {
             true => Said::GivenUp(kept),
             false => Said::Waits,
@@ -283,10 +287,22 @@ impl Connection {
             Ok(false) => Ok(None),
             Err(difference) => {
                 self.differs = true;
-                self.ends_differ = difference == Difference::Ends;
-                Err(difference)
+                if difference != Difference::Ends {
+                    return Err(difference);
+                }
+                // A word that waits may tell more than that.
+                self.ends_differ = !self.waiting.iter().any(|(_, words)| self.tells(words));
+                Err(match self.ends_differ {
+                    true => Difference::Ends,
+                    false => Difference::Flags,
+                })
             }
         }
+    }
+
+    /// Whether a client may wait for something in it: bytes that it was not told, or the beginning of a connection.
+    fn tells(&self, words: &Words) -> bool {
+        words.syn || self.untold(words).next().is_some()
     }
 
     /// Whether the two differ, and not in how it ended alone.
@@ -477,7 +493,7 @@ impl Connection {
         let whole = syn && bytes && fin && acknowledged;
         if !whole && self.gone {
             // Its connection is gone: it will not say more.
-            return Err(match syn && bytes && self.has_ended {
+            return Err(match self.has_ended {
                 true => Difference::Ends,
                 false => Difference::Flags,
             });

@@ -60,8 +60,8 @@ pub struct Comparer {
     after_line: Option<Vec<(FrameId, Frame)>>,
     kept_bytes: usize,
     difference: Option<Difference>,
-    /// The first frame that waits for nothing but how a connection ended.
-    ends: Option<FrameId>,
+    /// What waits for nothing but how a connection ended, until it has left.
+    ends: BTreeSet<FrameId>,
     /// Where the first of them is that is one of bytes, of an end or of datagrams.
     place: Option<Place>,
     counters: Counters,
@@ -121,7 +121,7 @@ impl Comparer {
             after_line: None,
             kept_bytes: 0,
             difference: None,
-            ends: None,
+            ends: BTreeSet::new(),
             place: None,
             counters: Counters::default(),
         }
@@ -149,13 +149,17 @@ impl Comparer {
                     return self.wait_for_sync(id, Difference::Full);
                 };
                 let said = connection.primary_said(id, words);
-                let telling = !segment.is_pure_ack() && !connection.ends_differ();
+                let ends = connection.ends_differ();
+                let telling = !segment.is_pure_ack() && !ends;
                 if said == Said::Leaves {
                     self.counters.free += 1;
                     self.matched.push_back(Matched::Frame(id));
                     return;
                 }
                 self.wait(id, Some(segment.key), telling);
+                if ends {
+                    self.ends.insert(id);
+                }
                 if let Said::GivenUp(kept) = said {
                     self.kept_bytes = self.kept_bytes.saturating_sub(kept);
                     return self.differs(Difference::Flags);
@@ -242,7 +246,6 @@ impl Comparer {
 
     fn forget_difference(&mut self) {
         self.difference = None;
-        self.ends = None;
         self.place = None;
     }
 
@@ -272,6 +275,7 @@ impl Comparer {
     pub fn backup_loaded(&mut self) {
         // An acknowledgement comes before a load; frames that it would have let out are out or gone.
         self.sync_acknowledged();
+        self.ends.clear();
         self.loads += 1;
         self.kept_bytes = 0;
         self.forget_difference();
@@ -379,6 +383,10 @@ impl Comparer {
         };
         *counter += 1;
         self.difference.get_or_insert(why);
+        // An end is not what brings the sync.
+        if why != Difference::Ends {
+            self.place = self.place.take().filter(|place| place.why != Difference::Ends);
+        }
     }
 
     /// Names what both have said on a flow.
@@ -411,10 +419,8 @@ impl Comparer {
 
     /// That of an end counts as none beside others.
     fn saw_place(&mut self, key: FlowKey, why: Difference) {
-        let is_first = self
-            .place
-            .as_ref()
-            .is_none_or(|place| place.why == Difference::Ends);
+        let known = self.place.as_ref().map(|place| place.why);
+        let is_first = known.is_none() || known == Some(Difference::Ends) && why != Difference::Ends;
         if let (Some(flow), true) = (self.flows.get(&key), is_first) {
             self.place = Some(flow.words.found().on(key, why));
         }
@@ -426,7 +432,7 @@ impl Comparer {
         if let Some(FlowWords::Connection(connection)) = self.flows.get(key).map(|flow| &flow.words) {
             for id in connection.waiting() {
                 self.telling.remove(&id);
-                self.ends.get_or_insert(id);
+                self.ends.insert(id);
             }
         }
     }
@@ -434,7 +440,13 @@ impl Comparer {
     /// The first frame that waits for nothing but how a connection ended.
     #[must_use]
     pub fn oldest_end(&self) -> Option<FrameId> {
-        self.ends
+        let waits = self.ends.iter().find(|id| self.waiting.contains_key(id));
+        waits.copied()
+    }
+
+    /// A frame leaves; whether it was one of these.
+    pub fn end_leaves(&mut self, id: FrameId) -> bool {
+        self.ends.remove(&id)
     }
 
     /// Where the primary's words wait still after the backup's acknowledgement, the client is told that one.

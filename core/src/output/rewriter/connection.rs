@@ -168,15 +168,14 @@ impl Connection {
         acknowledged(self.vm_fin) && acknowledged(self.peer_fin)
     }
 
-    /// Both ends have said and heard that it is over, where another heard them.
+    /// These ends are closed, and the other ones have heard of it.
     pub(super) fn close(&mut self, ends: Ends) {
-        let heard = |end| {
-            Some(Fin {
-                end,
-                acknowledged: true,
-            })
+        let heard = |end| Fin {
+            end,
+            acknowledged: true,
         };
-        (self.vm_fin, self.peer_fin) = (heard(ends.vm), heard(ends.peer));
+        self.vm_fin = ends.vm.map(heard).or(self.vm_fin);
+        self.peer_fin = ends.peer.map(heard).or(self.peer_fin);
     }
 
     /// Nothing more of it matters to the client.

@@ -43,7 +43,7 @@ const MOST_PASSING: usize = 16_384;
 
 /// How many connections that are over another host is told of, the newest: the VM's last acknowledgement may have got lost,
 /// and its client waits for it; or the client's reset, and the VM goes on.
-const MOST_OVER_TOLD: usize = 256;
+pub const MOST_OVER_TOLD: usize = 256;
 
 /// Of how many connections it is remembered how far they were when the VM reset them; the oldest is forgotten first.
 const MOST_ENDED: usize = 128;
@@ -51,13 +51,21 @@ const MOST_ENDED: usize = 128;
 /// How much a client can have said, at most, while a copy of its SYN was still under way.
 const MOST_SINCE_SYN: u32 = 16 << 20;
 
-/// How a connection ended that both ends have closed: the number after each end's FIN, as the VM here calls it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Which ends of a connection are closed, and known to be by the other end: the number after that end's FIN, as the VM here calls it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ends {
     /// After the VM's.
-    pub vm: u32,
+    pub vm: Option<u32>,
     /// After the client's.
-    pub peer: u32,
+    pub peer: Option<u32>,
+}
+
+impl Ends {
+    /// Both are.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.vm.is_some() && self.peer.is_some()
+    }
 }
 
 /// A table of another host that cannot be read.
@@ -242,16 +250,19 @@ impl SequenceRewriter {
     }
 
     /// Clients have heard a clock of this connection that was so many ticks ahead of what the VM here has said (a shadow socket's): from now on
-    /// its timestamps are that much higher, whoever speaks for the VM. With `ends` it is over, and forgotten as others that are.
-    pub fn lift(&mut self, key: FlowKey, ticks: u32, ends: Option<Ends>) {
+    /// its timestamps are that much higher, whoever speaks for the VM. `ends`: which of its ends another has heard; one that is over is forgotten as others that are.
+    pub fn lift(&mut self, key: FlowKey, ticks: u32, ends: Ends) {
         if self.connections.get(&key).is_none() {
             self.connections.insert(key, Connection::alike());
         }
         let raise = self.raise;
         if let Some(connection) = self.connections.used(&key) {
-            connection.ticks = Some(connection.ticks.unwrap_or(raise).wrapping_add(ticks));
-            if let Some(ends) = ends {
-                connection.close(ends);
+            if ticks != 0 {
+                connection.ticks = Some(connection.ticks.unwrap_or(raise).wrapping_add(ticks));
+            }
+            let was_over = connection.is_over();
+            connection.close(ends);
+            if connection.is_over() && !was_over {
                 self.pass(key, Passing::Over);
             }
         }

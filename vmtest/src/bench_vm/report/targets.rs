@@ -44,6 +44,17 @@ pub struct AgainstItself {
 const WIDEST: f64 = 0.5;
 /// See [`AgainstItself::throughput`].
 const OUTSIDE: f64 = 0.005;
+/// The policy that the paper's figures are of, and its period.
+const SPECULATIVE: &str = "remus+spec@50";
+const SPECULATIVE_PERIOD_US: f64 = 50_000.0;
+/// 1 MiB on a fresh connection, over each link.
+const FRESH: [&str; 5] = [
+    "down-1m-fresh",
+    "down-1m-fresh 1gbit",
+    "down-1m-fresh 5ms",
+    "down-1m-fresh 20ms",
+    "down-1m-fresh 1%",
+];
 /// Services that answer each packet with a packet.
 const PACKET_PAIRS: [&str; 3] = ["redis", "memcached", "nginx"];
 
@@ -115,7 +126,50 @@ impl BenchReport {
             worst(shares, false),
             0.5,
         ));
+        targets.extend(self.judge_bulk());
         targets
+    }
+
+    /// Bulk transfers: beside what Linux's own TCP moves out of and into a VM without protection.
+    fn judge_bulk(&self) -> [Target; 3] {
+        let of = |policy: &str, cases: &'static [&str]| {
+            let rows = self
+                .rows
+                .iter()
+                .filter(move |row| cases.contains(&row.case.as_str()));
+            let policy = policy.to_owned();
+            rows.filter(move |row| policy_of(&row.policy) == policy)
+        };
+        let least = |rows: &mut dyn Iterator<Item = &Row>| {
+            let shares = rows.filter_map(|row| Some((row.of_baseline?, row.title())));
+            shares
+                .min_by(|a, b| a.0.median.total_cmp(&b.0.median))
+                .map(|(share, at)| (share.median, share.interval, at))
+        };
+        let later = of(SPECULATIVE, &FRESH).filter_map(|row| Some((row.added_p50_us?, row.title())));
+        let later = later.map(|(added, at)| (added.median / SPECULATIVE_PERIOD_US, at));
+        [
+            at_least(
+                &format!("{SPECULATIVE}: 64 MiB down over a LAN, share of {BASELINE}, worst case"),
+                least(&mut of(SPECULATIVE, &["down-64m", "down-64m 1gbit"])),
+                0.90,
+            ),
+            at_most(
+                &format!(
+                    "{SPECULATIVE}: 1 MiB on a fresh connection, periods more than {BASELINE}, worst case"
+                ),
+                later.max_by(|a, b| a.0.total_cmp(&b.0)),
+                2.0,
+            ),
+            at_least(
+                &format!("{SUBJECT}: 64 MiB down and up over a LAN, share of {BASELINE}, worst case"),
+                least(&mut of(
+                    SUBJECT,
+                    &["down-64m", "down-64m 1gbit", "up-64m", "up-64m 1gbit"],
+                )),
+                0.90,
+            ),
+        ]
     }
 
     /// A row's throughput as a share of the best other replicated policy's, over pairs of one round: each one's share of the baseline

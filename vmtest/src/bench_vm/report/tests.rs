@@ -97,18 +97,44 @@ fn targets_are_met_missed_or_not_measured() {
     let good = report(&[("none", 1.0), ("plover", 0.5), ("dunlin", 0.95)]);
     assert_eq!(
         verdicts(&good),
-        ["met", "met", "met", "met", "met", "missed", "met", "met"]
+        [
+            "met",
+            "met",
+            "met",
+            "met",
+            "met",
+            "missed",
+            "met",
+            "met",
+            "not measured",
+            "not measured",
+            "met"
+        ]
     );
     let slow = report(&[("none", 1.0), ("plover", 0.99), ("dunlin", 0.6)]);
     assert_eq!(verdicts(&slow)[..3], ["missed", "missed", "missed"]);
     let without = report(&[("none", 1.0), ("remus", 0.5)]);
-    assert_eq!(verdicts(&without), ["not measured"; 8]);
+    assert_eq!(verdicts(&without), ["not measured"; 11]);
     let mean = &good.geometric_means[2];
     assert_eq!(mean.services, 8);
     let loaded = mean.loaded.unwrap();
     assert!(
         (loaded.median - 0.95).abs() < 1e-9 && loaded.interval.is_some(),
         "{loaded:?}"
+    );
+}
+
+#[test]
+fn bulk_transfers_have_their_own_targets() {
+    let bulk = |shares: &[(&str, f64)]| verdicts(&report(shares))[8..].join(", ");
+    // 1 ms of `none` for a transfer, and 1 / share here.
+    assert_eq!(
+        bulk(&[("none", 1.0), ("remus+spec@50", 0.95), ("dunlin", 0.5)]),
+        "met, met, missed"
+    );
+    assert_eq!(
+        bulk(&[("none", 1.0), ("remus+spec@50", 0.009), ("dunlin", 0.95)]),
+        "missed, missed, met"
     );
 }
 

@@ -100,6 +100,31 @@ fn a_client_that_waits_for_bytes_or_a_connection_that_goes_on_brings_a_sync_at_o
     assert_eq!(again.why(), Some(Difference::Flags));
 }
 
+/// Both have said it, and the client has not got it yet.
+#[test]
+fn an_answer_that_waits_with_its_end_brings_a_sync_at_once() {
+    // In the word that ends it; before that; behind a word that tells nothing; and said again where it was lost.
+    let mut same = Both::new();
+    same.backup(tcp(1, 100, 7, FIN | ACK, b"answer"))
+        .backup(tcp(1, 107, 0, RST, b""));
+    same.primary(tcp(1, 100, 40, FIN | ACK, b"answer"));
+    assert_eq!((same.out(), same.why()), (vec![], Some(Difference::Flags)));
+    let mut behind = Both::new();
+    behind.primary(tcp(1, 100, 40, ACK, b""));
+    behind.primary(tcp(1, 100, 40, ACK, b"answer"));
+    behind.primary(tcp(1, 106, 40, FIN | ACK, b""));
+    behind.backup(tcp(1, 100, 0, RST, b""));
+    assert_eq!((behind.out(), behind.why()), (vec![], Some(Difference::Flags)));
+    let mut lost = answered();
+    lost.primary(tcp(1, 109, 7, ACK, b"and on"))
+        .backup(tcp(1, 109, 7, ACK, b"and on"));
+    lost.backup(tcp(1, 115, 0, RST, b""));
+    lost.primary(tcp(1, 115, 7, FIN | ACK, b""));
+    assert_eq!((lost.out(), lost.why()), (vec![1], None));
+    lost.primary(tcp(1, 103, 7, ACK, b"a hole"));
+    assert_eq!(lost.why(), Some(Difference::Flags));
+}
+
 #[test]
 fn it_hides_no_other_difference() {
     let mut both = answered();
@@ -113,4 +138,19 @@ fn it_hides_no_other_difference() {
         both.comparer.place().map(|place| place.why),
         Some(Difference::Bytes)
     );
+}
+
+#[test]
+fn what_has_left_was_one_and_a_load_forgets_them() {
+    let mut both = answered();
+    both.backup(tcp(1, 103, 0, RST, b""));
+    both.primary(tcp(1, 103, 7, FIN | ACK, b""));
+    both.primary(tcp(1, 104, 0, RST, b""));
+    both.comparer.line_drawn();
+    both.comparer.sync_acknowledged();
+    assert_eq!(both.comparer.oldest_end(), None, "it waits no more");
+    let left = [0, 1, 1].map(|id| both.comparer.end_leaves(FrameId(id)));
+    assert_eq!(left, [false, true, false]);
+    both.comparer.backup_loaded();
+    assert!(!both.comparer.end_leaves(FrameId(2)));
 }

@@ -211,7 +211,10 @@ fn of_connections_that_are_over_only_the_last_are_told() {
 #[test]
 fn of_lifted_ones_that_are_over_only_the_last_are_told_and_many_are_forgotten() {
     let mut rewriter = SequenceRewriter::new();
-    let ends = Some(Ends { vm: B1, peer: C + 2 });
+    let ends = Ends {
+        vm: Some(B1),
+        peer: Some(C + 2),
+    };
     let of = |n: u32| FlowKey {
         nic: 0,
         vlan: 0,
@@ -233,6 +236,30 @@ fn of_lifted_ones_that_are_over_only_the_last_are_told_and_many_are_forgotten() 
             .map(|n| n as u16)
             .collect::<Vec<_>>()
     );
+}
+
+/// Speculation has heard the VM's end, and held the connection behind it.
+#[test]
+fn one_whose_first_end_was_heard_elsewhere_is_over_with_the_second() {
+    let mut rewriter = SequenceRewriter::new();
+    let Parsed::Tcp(last) = parse(&Seg::from_vm(ACK, B1, C + 2).frame(), Direction::FromVm) else {
+        panic!("a segment")
+    };
+    let ends = Ends {
+        vm: Some(B1),
+        peer: None,
+    };
+    rewriter.lift(last.key, 1000, ends);
+    let is_over = |rewriter: &SequenceRewriter| {
+        rewriter
+            .connections
+            .get(&last.key)
+            .is_some_and(Connection::is_over)
+    };
+    into(&mut rewriter, &Seg::to_vm(FIN | ACK, C + 1, B1));
+    assert!(!is_over(&rewriter));
+    out(&mut rewriter, &Seg::from_vm(ACK, B1, C + 2));
+    assert!(is_over(&rewriter));
 }
 
 #[test]
