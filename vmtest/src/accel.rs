@@ -103,6 +103,16 @@ impl RunsUnder {
         }
     }
 
+    /// Why its guests have no IPv6.
+    pub fn lacks_ipv6(&self) -> Option<&'static str> {
+        match self {
+            Self::Assisted(_) => {
+                Some("the kernel for this software-assisted KVM has no IPv6 (--accel tcg has)")
+            }
+            Self::Tcg | Self::Kvm => None,
+        }
+    }
+
     /// In a word.
     pub fn name(&self) -> &'static str {
         match self {

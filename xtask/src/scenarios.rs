@@ -15,6 +15,7 @@ use dunlin_vmtest::scenario::{
     self, Scenario, World, bad_input, compared, flood, full_log, interrupt, joining, ledger::LedgerSpec,
     life, orders, outpour, overload, passers, rejoins, sizes, soak, speculative, stalls, two_vms, upload,
 };
+use dunlin_vmtest::testbed::Shape;
 use dunlin_vmtest::{image, paths};
 
 use crate::accel::Accel;
@@ -37,7 +38,7 @@ pub struct Scenarios {
     /// List the scenarios.
     #[arg(long)]
     list: bool,
-    /// How often `connections-come-and-go`, `speculative-deaths`, `speculative-modes`, `ledger`, `program-services` (with each program) and `program-kills` kill the primary's host.
+    /// How often `connections-come-and-go`, `speculative-deaths`, `speculative-ipv6`, `speculative-modes`, `ledger`, `program-services` (with each program) and `program-kills` kill the primary's host.
     #[arg(long, default_value_t = 4)]
     kills: u32,
     #[command(flatten)]
@@ -281,15 +282,32 @@ fn play(
         });
         tell("speculative-streams", begun, outcome);
     }
+    // A round trip of 5 ms, and one frame of a hundred lost each way.
+    let loss = Shape {
+        delay: Duration::from_micros(2_500),
+        lost_of_million: 10_000,
+        megabits: None,
+        seed: arguments.seed.unwrap_or(1),
+    };
     let kills = [
         ("speculative-switchover", "remus", 2, 0),
         ("speculative-deaths", "remus", 0, arguments.kills),
+        ("speculative-ipv6", "remus", 1, arguments.kills),
+        ("speculative-loss", "remus", 1, arguments.kills),
         ("speculative-modes", "dunlin", 2, arguments.kills),
     ];
     for (name, policy, switchovers, kills) in kills {
         if wanted(name, false) {
+            let ipv6 = name == "speculative-ipv6";
+            if ipv6 && let Some(why) = runs_under.lacks_ipv6() {
+                println!("scenario {name} ... not played: {why}");
+                skipped.push(format!("scenario {name}: {why}"));
+                continue;
+            }
             let begun = Instant::now();
             let faults = speculative::Faults {
+                ipv6,
+                cable: (name == "speculative-loss").then_some(loss),
                 policy,
                 switchovers,
                 kills,
@@ -305,9 +323,15 @@ fn play(
             tell(name, begun, outcome);
         }
     }
-    if wanted("connections-come-and-go", true) {
+    for (name, policy, quick) in [
+        ("connections-come-and-go", "dunlin", true),
+        ("speculative-come-and-go", "remus+spec", false),
+    ] {
+        if !wanted(name, quick) {
+            continue;
+        }
         let begun = Instant::now();
-        let outcome = passers::run(&world, arguments.kills).map(|report| {
+        let outcome = passers::run(&world, policy, arguments.kills).map(|report| {
             format!(
                 ", {} kills, {} connections, {} acknowledged, 0 lost, longest step {} ms",
                 arguments.kills,
@@ -316,7 +340,7 @@ fn play(
                 report.longest_step_us / 1000
             )
         });
-        tell("connections-come-and-go", begun, outcome);
+        tell(name, begun, outcome);
     }
     if wanted("interrupt-leaves-nothing", true) {
         let begun = Instant::now();

@@ -167,6 +167,9 @@ pub struct SyncTable {
     /// How the two sides find out which blocks differ.
     #[serde(skip_serializing_if = "super::is_default")]
     pub compare: Compare,
+    /// Where outputs are compared: answers that differ in nothing but HTTP's `Date`, by up to two seconds, are no difference.
+    #[serde(skip_serializing_if = "super::is_default")]
+    pub ignore_http_date: bool,
     /// After every sync, hash both memories completely, and give up the backup if they differ. Slow, for tests.
     #[serde(skip_serializing_if = "super::is_default")]
     pub audit: bool,
@@ -181,6 +184,7 @@ impl Default for SyncTable {
             period_ms: None,
             staging_mib: staging_mib(),
             compare: Compare::default(),
+            ignore_http_date: false,
             audit: false,
         }
     }

@@ -44,6 +44,7 @@ pub use rewriter::{Ends, MOST_OVER_TOLD};
 const COMPARED: Limits = Limits {
     buffer_bytes: 64 << 20,
     flows: 65_536,
+    http_dates: false,
 };
 
 /// What outbound frames of a VM may take, unless its file says otherwise.
@@ -73,6 +74,7 @@ pub struct Output {
     /// When the primary said the newest of what the backup has said, too.
     said_to_us: u64,
     budget_bytes: usize,
+    http_dates: bool,
     /// Frames that the budget cost.
     dropped: u64,
     /// Words of the backup that found no room here.
@@ -122,11 +124,26 @@ impl Output {
             ends_since_us: None,
             said_to_us: 0,
             budget_bytes: HELD_BYTES,
+            http_dates: false,
             dropped: 0,
             unheard: 0,
             blind: false,
             counted: None,
         }
+    }
+
+    /// The same, where dates of HTTP answers that are near each other are no difference.
+    #[must_use]
+    pub fn with_http_dates(mut self, near: bool) -> Self {
+        self.http_dates = near;
+        self
+    }
+
+    fn new_comparer(&self) -> Comparer {
+        Comparer::new(Limits {
+            http_dates: self.http_dates,
+            ..COMPARED
+        })
     }
 
     /// The same with another budget for what is held.
@@ -166,7 +183,7 @@ impl Output {
     /// its memory and its data go ahead.
     pub fn compare_from(&mut self, epoch: Epoch) {
         self.comparison = Some(Comparison {
-            comparer: Comparer::new(COMPARED),
+            comparer: self.new_comparer(),
             backup_epoch: epoch,
             early: Vec::new(),
             early_bytes: 0,

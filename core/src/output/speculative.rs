@@ -7,9 +7,8 @@
 //!    after more than half a circle of unseen numbers for told before. It begins anew, as after a join.
 //! Not here: whether it may leave (`speculation`, the loop).
 
-use super::compare::Comparer;
 use super::packet::FlowKey;
-use super::{COMPARED, Ends, Output};
+use super::{Ends, Output};
 use crate::agreed::Frame;
 use crate::offload::Offload;
 
@@ -44,8 +43,9 @@ impl Output {
     pub fn compares_anew(&mut self) {
         let counters = self.counters().copied().unwrap_or_default();
         self.compare_from(self.epoch());
+        let comparer = self.new_comparer().with_counters(counters);
         if let Some(comparison) = &mut self.comparison {
-            comparison.comparer = Comparer::new(COMPARED).with_counters(counters);
+            comparison.comparer = comparer;
         }
     }
 

@@ -220,7 +220,12 @@ impl Connection {
         let flags = u32::from(segment.flags & !ECE) << 16;
         rewriter.set(segment.tcp + 12, offset | flags | u32::from(window));
         if let Some(stamps) = segment.timestamps.filter(|_| self.stamps) {
-            rewriter.set(stamps.at + 4, self.vm_stamp);
+            // The client's bytes answer what it was told, an epoch ago: the VM sizes its window by what comes in that time. All of a flight has one echo.
+            let echo = match segment.payload.is_empty() {
+                true => self.vm_stamp,
+                false => self.told_stamp,
+            };
+            rewriter.set(stamps.at + 4, echo);
         }
         if !segment.sack.is_empty() {
             // The option's head of two bytes, too; words may overlap.

@@ -85,6 +85,7 @@ pub(super) struct Mark {
     pub(super) fin: bool,
     pub(super) reset: bool,
     pub(super) pair: Pair,
+    pub(super) stamp: u32,
     pub(super) words: Vec<Word>,
 }
 
@@ -157,6 +158,8 @@ pub(super) struct Connection {
     pub(super) words: Vec<Word>,
     pub(super) marks: VecDeque<Mark>,
     pub(super) vm_stamp: u32,
+    /// The VM's clock when it said what its client was told last.
+    pub(super) told_stamp: u32,
 
     /// How far the VM was given the client's stream, and the newest TSval in it.
     pub(super) client_nxt: u32,
@@ -253,6 +256,7 @@ impl Connection {
             words: Vec::new(),
             marks: VecDeque::new(),
             vm_stamp,
+            told_stamp: vm_stamp,
             client_nxt: peer_start,
             client_stamp: peer.stamp.unwrap_or(0),
             client_window: window

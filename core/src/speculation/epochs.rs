@@ -148,6 +148,7 @@ impl Connection {
             fin: self.fin,
             reset: self.reset != Reset::No,
             pair: self.said,
+            stamp: self.vm_stamp,
             words: std::mem::take(&mut self.words),
         });
         true
@@ -161,7 +162,7 @@ impl Connection {
                 self.reset = Reset::Released(cx.now_us);
             }
             if !before(mark.pair.ack, self.told.ack) {
-                self.told = mark.pair;
+                (self.told, self.told_stamp) = (mark.pair, mark.stamp);
             }
             if self.speaks() {
                 mark.words.into_iter().for_each(|word| self.say(cx, word));

@@ -82,6 +82,7 @@ impl Connection {
         let is_word = segment.ack_flag() && !segment.rst() && !before(segment.ack, self.told.ack);
         if is_word && self.phase == (Phase::Held { ended: false }) {
             self.told = Pair::of(segment, self.told.echo);
+            self.told_stamp = segment.timestamps.map_or(self.told_stamp, |stamps| stamps.value);
         }
     }
 

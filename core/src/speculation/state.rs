@@ -370,6 +370,7 @@ fn connection(reader: &mut Reader, flow: Flow) -> Result<Connection, WireError> 
         told: said,
         heard: (ack, window),
         vm_stamp,
+        told_stamp: vm_stamp,
         client_nxt,
         client_stamp,
         client_fin,

@@ -175,6 +175,8 @@ pub struct SyncConfig {
     pub staging_mib: usize,
     /// How the two sides find out what differs.
     pub compare: Compare,
+    /// Dates of HTTP answers that are up to two seconds apart are no difference.
+    pub ignore_http_date: bool,
     /// After every sync hash all of both memories and give up the backup if they differ. For tests: slow.
     pub audit: bool,
 }
@@ -195,6 +197,7 @@ impl SyncConfig {
                 files::Compare::List => Compare::List,
                 files::Compare::Tree => Compare::Tree,
             },
+            ignore_http_date: table.ignore_http_date,
             audit: table.audit,
         }
     }

@@ -39,7 +39,9 @@ impl VmLoop {
 
     /// What the VM says here from now on.
     pub(super) fn new_output(&self, voice: Voice, epoch: Epoch) -> Output {
-        Output::new(voice, epoch).with_budget(self.config.memory.outbound_bytes())
+        Output::new(voice, epoch)
+            .with_budget(self.config.memory.outbound_bytes())
+            .with_http_dates(self.config.sync.ignore_http_date)
     }
 
     /// Whether frames of the log go to the VM here.

@@ -1,6 +1,6 @@
 //! A VM's TOML file, written for the testbed.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -37,6 +37,8 @@ pub struct VmPlan {
     pub uefi: bool,
     /// The hosts that can run it, the first preferred (under `none` the first alone).
     pub members: [&'static str; 2],
+    /// It has an IPv6 address as well, and its redis listens there.
+    pub ipv6: bool,
     /// Tells several VMs in one testbed apart: their addresses and MACs.
     pub number: u8,
     /// What else its file says, beside name, hosts, policy and VM.
@@ -59,6 +61,7 @@ impl VmPlan {
             boots_from_disk: false,
             uefi: false,
             members: ["a", "b"],
+            ipv6: false,
             number: 0,
             file: Self::file(),
         }
@@ -67,6 +70,12 @@ impl VmPlan {
     /// A file that says nothing else.
     pub fn file() -> VmFile {
         VmFile::new("", &[])
+    }
+
+    /// Where its redis listens, if it has an IPv6 address.
+    pub fn service_ipv6(&self) -> SocketAddr {
+        let address = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 0x10 + u16::from(self.number));
+        SocketAddr::new(address.into(), self.service().port())
     }
 
     /// Where its redis listens.
@@ -128,9 +137,13 @@ impl VmPlan {
         };
         let initrd = copy(&image.initrd, "initrd.img")?;
         let append = format!(
-            "{}{}",
+            "{}{}{}",
             image.append_for(&self.address()),
-            self.clock_words(&image.runs_under)
+            self.clock_words(&image.runs_under),
+            match self.ipv6 {
+                true => format!(" dunlin.ip6={}/64", self.service_ipv6().ip()),
+                false => String::new(),
+            }
         );
         let boot_kernel = !self.boots_from_disk;
         let mut table = VmTable {

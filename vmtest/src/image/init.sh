@@ -1,5 +1,6 @@
 #!/bin/sh
-# The guest's first and only script. The address comes by the kernel's command line: dunlin.ip=ADDRESS/PREFIX
+# The guest's first and only script. The address comes by the kernel's command line: dunlin.ip=ADDRESS/PREFIX,
+# and an IPv6 one beside it, if any: dunlin.ip6=ADDRESS/PREFIX
 # The first disk with an ext4 file system is mounted on /data, and redis then logs every write to it.
 # Each further one has a redis of its own, on the ports from 6380 on.
 # A word on the list dunlin:power is obeyed as if a person had typed it: reboot or poweroff. Under a UEFI, remember-NAME makes
@@ -20,11 +21,19 @@ address=10.77.0.10/16
 for word in $(cat /proc/cmdline); do
     case $word in
     dunlin.ip=*) address=${word#dunlin.ip=} ;;
+    dunlin.ip6=*) second=${word#dunlin.ip6=} ;;
     esac
 done
 ip link set lo up
 ip link set eth0 up
 ip addr add "$address" dev eth0
+listen=0.0.0.0
+if [ "$second" ]; then
+    # No one else has it: it is not asked for first.
+    echo 0 > /proc/sys/net/ipv6/conf/eth0/accept_dad
+    ip addr add "$second" dev eth0
+    listen="0.0.0.0 ::"
+fi
 
 persist='--save "" --appendonly no'
 for disk in /dev/vda /dev/vdb; do
@@ -92,7 +101,7 @@ obey() {
 }
 obey &
 echo "dunlin-guest: starting redis at $address"
-eval redis-server --port 6379 --bind 0.0.0.0 --protected-mode no --loglevel warning --daemonize no \
+eval redis-server --port 6379 --bind $listen --protected-mode no --loglevel warning --daemonize no \
     --tcp-keepalive 0 --tcp-backlog 128 "$persist"
 echo "dunlin-guest: redis ended with $?"
 sync

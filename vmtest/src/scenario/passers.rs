@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use dunlin_api::files::VmFile;
+
 use super::World;
 use crate::client::{Passers, PassersReport, PassersSpec};
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
@@ -30,22 +32,32 @@ const PORTS: &str = "1024 65535";
 /// Connections between two events: enough that some began before the last sync and some after it.
 const SOME: u64 = 96;
 
-/// Plays it with so many kills.
+/// Plays it with so many kills, under a policy, or `remus+spec`.
 ///
 /// # Errors
 /// When clients were let down, or it does not go as it should; the daemons' logs are kept.
-pub fn run(world: &World, kills: u32) -> Result<PassersReport> {
+pub fn run(world: &World, policy: &str, kills: u32) -> Result<PassersReport> {
     in_a_testbed(
         "connections-come-and-go",
         &TestbedSpec::three_hosts(),
         &world.dunlin,
-        |cluster| play(cluster, world, kills),
+        |cluster| play(cluster, world, policy, kills),
     )
 }
 
-fn play(cluster: &mut Cluster<'_>, world: &World, kills: u32) -> Result<PassersReport> {
+fn play(cluster: &mut Cluster<'_>, world: &World, policy: &str, kills: u32) -> Result<PassersReport> {
     cluster.start_hosts()?;
-    let plan = VmPlan::redis("dunlin");
+    let (policy, speculative) = match policy.strip_suffix("+spec") {
+        Some(policy) => (policy, true),
+        None => (policy, false),
+    };
+    let plan = VmPlan {
+        file: VmFile {
+            speculative,
+            ..VmPlan::file()
+        },
+        ..VmPlan::redis(policy)
+    };
     let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
     let client = cluster.testbed().node("client");

@@ -8,6 +8,7 @@
 //! * **Invariant:** every connection is kept from its beginning to the end.
 //! * **Not here:** what is decided of a segment (`core/src/speculation`), the sockets (`speculation/tests`).
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -17,7 +18,7 @@ use dunlin_api::files::VmFile;
 use super::World;
 use crate::client::streams::{Streams, StreamsReport, StreamsSpec};
 use crate::cluster::{Cluster, VmPlan, await_service, in_a_testbed};
-use crate::testbed::TestbedSpec;
+use crate::testbed::{Shape, Shaper, TestbedSpec};
 
 const PATIENCE: Duration = Duration::from_secs(90);
 /// The longest that a connection may stand still: a fault on a busy machine.
@@ -28,6 +29,8 @@ const MODE_PATIENCE: Duration = Duration::from_secs(20);
 const CLIENTS: usize = 3;
 /// Values of a stream while faults happen, one megabyte each.
 const VALUES: usize = 8;
+/// ... and over a cable that loses frames: an upload is slow there.
+const FEW_VALUES: usize = 2;
 
 /// One stream there and back, under plain remus and with speculation.
 ///
@@ -40,7 +43,7 @@ pub fn timed(world: &World, mib: usize) -> Result<[StreamsReport; 2]> {
             &TestbedSpec::three_hosts(),
             &world.dunlin,
             |cluster| {
-                let plan = begin(cluster, world, "remus", speculative)?;
+                let plan = begin(cluster, world, "remus", speculative, false)?;
                 let client = cluster.testbed().node("client");
                 let report = Streams::start(client, spec(&plan, 1, mib), Some(1))?.finish()?;
                 cluster.end("c", &plan.name)?;
@@ -54,6 +57,10 @@ pub fn timed(world: &World, mib: usize) -> Result<[StreamsReport; 2]> {
 /// What happens while streams go on.
 #[derive(Clone, Copy)]
 pub struct Faults {
+    /// The clients come by IPv6.
+    pub ipv6: bool,
+    /// Their cable.
+    pub cable: Option<Shape>,
     /// The policy beside `speculative = true`.
     pub policy: &'static str,
     /// The VM is handed over so often.
@@ -72,24 +79,44 @@ pub fn faults(world: &World, faults: Faults) -> Result<(StreamsReport, u32)> {
         &TestbedSpec::three_hosts(),
         &world.dunlin,
         |cluster| {
-            let plan = begin(cluster, world, faults.policy, true)?;
-            let client = cluster.testbed().node("client");
-            let streams = Streams::start(client, spec(&plan, CLIENTS, VALUES), None)?;
+            let plan = begin(cluster, world, faults.policy, true, faults.ipv6)?;
+            let testbed = cluster.testbed();
+            let shaper = faults
+                .cable
+                .map(|cable| testbed.shape("client", cable))
+                .transpose()?;
+            let client = testbed.node("client");
+            let values = match faults.cable {
+                Some(_) => FEW_VALUES,
+                None => VALUES,
+            };
+            let streams = Streams::start(client, spec(&plan, CLIENTS, values), None)?;
             let outcome = play(cluster, &plan, &streams, faults);
             let streams = streams.finish();
+            let lost = shaper.map(Shaper::finish).transpose()?;
             let (report, compared) = match (outcome, streams) {
                 (Ok(compared), streams) => (streams?, compared),
                 // Why the clients gave up says more than that they did.
                 (Err(error), Err(clients)) => return Err(error.context(format!("{clients:#}"))),
                 (Err(error), Ok(report)) => return Err(error.context(format!("the clients saw {report:?}"))),
             };
+            ensure!(
+                lost.is_none_or(|counts| counts.lost > 0),
+                "a cable that loses frames has lost none"
+            );
             cluster.end("c", &plan.name)?;
             Ok((report, compared))
         },
     )
 }
 
-fn begin(cluster: &mut Cluster<'_>, world: &World, policy: &str, speculative: bool) -> Result<VmPlan> {
+fn begin(
+    cluster: &mut Cluster<'_>,
+    world: &World,
+    policy: &str,
+    speculative: bool,
+    ipv6: bool,
+) -> Result<VmPlan> {
     cluster.start_hosts()?;
     let plan = VmPlan {
         file: VmFile {
@@ -97,18 +124,29 @@ fn begin(cluster: &mut Cluster<'_>, world: &World, policy: &str, speculative: bo
             ..VmPlan::file()
         },
         memory_mib: 384,
+        ipv6,
         ..VmPlan::redis(policy)
     };
     let file = plan.write(cluster.testbed(), &world.image)?;
     cluster.dunlin("a", &["up", &file.to_string_lossy()])?;
-    await_service(cluster.testbed().node("client"), plan.service(), PATIENCE)?;
+    if ipv6 {
+        cluster.testbed().give_ipv6("client")?;
+    }
+    await_service(cluster.testbed().node("client"), service(&plan), PATIENCE)?;
     cluster.await_protected(&plan.name, PATIENCE)?;
     Ok(plan)
 }
 
+fn service(plan: &VmPlan) -> SocketAddr {
+    match plan.ipv6 {
+        true => plan.service_ipv6(),
+        false => plan.service(),
+    }
+}
+
 fn spec(plan: &VmPlan, workers: usize, values: usize) -> StreamsSpec {
     StreamsSpec {
-        target: plan.service(),
+        target: service(plan),
         workers,
         values,
         give_up: GIVE_UP,
@@ -134,6 +172,7 @@ fn play(cluster: &mut Cluster<'_>, plan: &VmPlan, streams: &Streams, faults: Fau
         policy,
         switchovers,
         kills,
+        ..
     } = faults;
     let changes = policy == "dunlin";
     let mut died_compared = 0;

@@ -163,6 +163,18 @@ impl Testbed {
         address_cable(&self.run.namespace(client), self.node(client).address())
     }
 
+    /// Gives a client an IPv6 address beside its other one, in the guests' network.
+    ///
+    /// # Errors
+    /// Where the kernel here has no IPv6.
+    pub fn give_ipv6(&self, client: &str) -> Result<()> {
+        let [_, _, group, number] = self.node(client).address().octets();
+        batch(
+            &self.run.namespace(client),
+            &format!("addr add fd77::{group:x}:{number:x}/64 dev up0 nodad\n"),
+        )
+    }
+
     /// A host or client by its name.
     ///
     /// # Panics

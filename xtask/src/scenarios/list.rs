@@ -46,6 +46,10 @@ pub(super) fn print(chosen: &[Scenario]) {
         println!("{name:40} remus+spec pcx1");
     }
     println!("{:40} remus+spec pcx1, --kills N", "speculative-deaths");
+    for name in ["speculative-loss", "speculative-come-and-go"] {
+        println!("{name:40} remus+spec pcx1, --kills N");
+    }
+    println!("{:40} remus+spec pcx1 (TCG), --kills N", "speculative-ipv6");
     println!("{:40} dunlin+spec pcx1, --kills N", "speculative-modes");
     println!("{:40} dunlin pcx1, --seconds N", "overload");
     for name in ["rejoins", "disks-compared-by-schedule", "primary-log-disk-full"] {

@@ -20,6 +20,7 @@
 //! Positions are the primary's sequence numbers. A connection that began after the backup was loaded has other ones
 //! there; the difference is that of the two SYNs. Not here: what clients see after a fail-over (`rewriter`).
 
+use super::http_date;
 use super::numbers::{after, later};
 use super::partial_ack::PartialAck;
 use super::pieces::Pieces;
@@ -270,7 +271,7 @@ impl Connection {
     }
 
     /// The next frame that may leave.
-    pub fn next_matched(&mut self) -> Result<Option<FrameId>, Difference> {
+    pub fn next_matched(&mut self, http_dates: bool) -> Result<Option<FrameId>, Difference> {
         let Some((id, words)) = self.waiting.front() else {
             return Ok(None);
         };
@@ -278,7 +279,7 @@ impl Connection {
             return Ok(None);
         }
         let id = *id;
-        match self.judge(words) {
+        match self.judge(words, http_dates) {
             Ok(true) => {
                 let (_, words) = self.waiting.pop_front().expect("it was looked at just now");
                 self.told(&words);
@@ -469,7 +470,7 @@ impl Connection {
     }
 
     /// Whether the backup has said all of it. An error if it has said something else.
-    fn judge(&self, words: &Words) -> Result<bool, Difference> {
+    fn judge(&self, words: &Words, http_dates: bool) -> Result<bool, Difference> {
         if self.was_told(words) {
             return Ok(true);
         }
@@ -484,7 +485,7 @@ impl Connection {
             };
         }
         let syn = self.judge_syn(words)?;
-        let bytes = self.judge_bytes(words)?;
+        let bytes = self.judge_bytes(words, http_dates)?;
         let fin = self.judge_fin(words)?;
         let known = |told: Option<u32>, ack| told.is_some_and(|told| !after(ack, told));
         let acknowledged = words
@@ -515,10 +516,15 @@ impl Connection {
         }
     }
 
-    fn judge_bytes(&self, words: &Words) -> Result<bool, Difference> {
+    fn judge_bytes(&self, words: &Words, http_dates: bool) -> Result<bool, Difference> {
         let mut whole = true;
         for (from, to) in self.untold(words) {
-            match self.said.compare(from, words.between(from, to)) {
+            let new = words.between(from, to);
+            let mut found = self.said.compare(from, new);
+            if found == Ordering::Greater && http_dates {
+                found = http_date::compare(new, &self.said.bytes_from(from, new.len()));
+            }
+            match found {
                 Ordering::Equal => {}
                 Ordering::Greater => return Err(Difference::Bytes),
                 Ordering::Less => whole = false,

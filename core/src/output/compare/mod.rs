@@ -21,6 +21,7 @@
 
 mod connection;
 mod datagrams;
+mod http_date;
 pub(crate) mod numbers;
 mod partial_ack;
 pub(crate) mod pieces;
@@ -391,9 +392,10 @@ impl Comparer {
 
     /// Names what both have said on a flow.
     fn advance(&mut self, key: FlowKey) {
+        let http_dates = self.limits.http_dates;
         loop {
             let next = match self.flows.get_mut(&key).map(|flow| &mut flow.words) {
-                Some(FlowWords::Connection(connection)) => connection.next_matched(),
+                Some(FlowWords::Connection(connection)) => connection.next_matched(http_dates),
                 Some(FlowWords::Datagrams(datagrams)) => datagrams.next_matched(),
                 None => return,
             };

@@ -76,6 +76,7 @@ impl Both {
         Self::with(Limits {
             buffer_bytes: 1 << 20,
             flows: 100,
+            http_dates: false,
         })
     }
 
@@ -422,6 +423,7 @@ fn invariant_4_over_the_limits_frames_wait_for_a_sync() {
     let mut both = Both::with(Limits {
         buffer_bytes: 300,
         flows: 2,
+        http_dates: false,
     });
     both.backup(tcp(1, 100, 7, ACK, &[7; 300]));
     assert_eq!(both.why(), Some(Difference::Full));
@@ -446,6 +448,7 @@ fn words_on_connections_that_never_begin_here_are_bounded() {
     let limits = Limits {
         buffer_bytes: 100_000,
         flows: 100,
+        http_dates: false,
     };
     type Word = (&'static str, fn(u32) -> Frame);
     let words: [Word; 3] = [
@@ -556,6 +559,7 @@ fn the_numbers_of_a_reset_that_answers_a_stray_segment_are_no_place_in_the_strea
 
 mod ends;
 mod fragments;
+mod http_date;
 mod lost;
 mod partial_ack;
 mod place;

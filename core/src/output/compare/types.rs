@@ -29,6 +29,8 @@ pub struct Limits {
     pub buffer_bytes: usize,
     /// Flows that are known at once.
     pub flows: usize,
+    /// Dates of HTTP answers that are near each other are no difference.
+    pub http_dates: bool,
 }
 
 /// Why two outputs are not the same, or cannot be told to be.

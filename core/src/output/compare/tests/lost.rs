@@ -128,6 +128,7 @@ fn an_open_hole_keeps_nothing_of_what_comes_after_it() {
     let mut both = Both::with(Limits {
         buffer_bytes: 1000,
         flows: 100,
+        http_dates: false,
     });
     both.backup(tcp(1, 97, 7, ACK, b"abclost"))
         .primary(tcp(1, 97, 7, ACK, b"abc"));
@@ -146,6 +147,7 @@ fn words_in_small_pieces_are_bounded_by_what_they_take() {
     let limits = Limits {
         buffer_bytes: 100_000,
         flows: 100,
+        http_dates: false,
     };
     let mut both = Both::with(limits);
     for n in 0..2000 {
@@ -163,6 +165,7 @@ fn pieces_that_are_too_many_are_forgotten_and_what_is_said_there_waits_for_a_syn
     let mut both = Both::with(Limits {
         buffer_bytes: 64 << 20,
         flows: 100,
+        http_dates: false,
     });
     let pieces = pieces::MOST_PIECES as u32;
     for n in 0..pieces {
