@@ -27,7 +27,7 @@ disk_memory_mib = 64
 settle_when_idle = false
 verify_disks = "36h"
 verify_mib_per_s = 3
-sync = { shortest_ms = 0.5, longest_ms = 80.0, quiet_ms = 500.0, period_ms = 20.0, staging_mib = 64, compare = "tree", audit = true }
+sync = { shortest_ms = 0.5, longest_ms = 80.0, quiet_ms = 500.0, period_ms = 20.0, staging_mib = 64, compare = "tree", ignore_http_date = true, audit = true }
 memory = { log_mib = 8, inbound_mib = 9, outbound_mib = 10 }
 
 [vm]

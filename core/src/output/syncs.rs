@@ -39,6 +39,7 @@ impl Output {
             && std::mem::take(&mut comparison.line)
         {
             comparison.comparer.sync_acknowledged();
+            self.ends_since_us = None;
         }
     }
 
@@ -48,6 +49,7 @@ impl Output {
             return;
         };
         comparison.comparer.backup_loaded();
+        self.ends_since_us = None;
         comparison.catching_up = true;
         comparison.backup_epoch = epoch.next();
         comparison.early_bytes = 0;

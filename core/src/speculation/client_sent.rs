@@ -221,7 +221,8 @@ impl Connection {
         rewriter.set(segment.tcp + 12, offset | flags | u32::from(window));
         if let Some(stamps) = segment.timestamps.filter(|_| self.stamps) {
             // The client's bytes answer what it was told, an epoch ago: the VM sizes its window by what comes in that time. All of a flight has one echo.
-            let echo = match segment.payload.is_empty() {
+            // One that acknowledges something new echoes the newest: an older echo would tell a VM that has repeated itself that it need not have.
+            let echo = match segment.payload.is_empty() || self.due {
                 true => self.vm_stamp,
                 false => self.told_stamp,
             };
@@ -243,7 +244,7 @@ impl Connection {
         let mut frame = frame.clone();
         if let Some(stamps) = segment.timestamps.filter(|_| self.stamps)
             && before(self.vm_stamp, stamps.echo)
-            && !self.is_lifted(cx)
+            && (!self.is_lifted(cx) || self.is_ahead())
         {
             let mut rewriter = Rewriter::of(&frame, segment);
             rewriter.set(stamps.at + 4, self.vm_stamp);

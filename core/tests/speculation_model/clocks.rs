@@ -288,3 +288,40 @@ fn a_new_primarys_clock_is_ahead_after_a_long_silence_too() {
         assert!(asks > heard && asks - heard < 400_000, "{asks} after {heard}");
     }
 }
+
+/// A VM sizes its window by what comes in a round trip, which it takes from the echoes. It acknowledges each of a flight's segments at once, but the
+/// client has heard the last epoch's word only: with an echo of the newest one the round trip was next to nothing.
+#[test]
+fn a_clients_bytes_echo_what_it_was_told() {
+    let mut talk = Talk::open();
+    let upload = |talk: &mut Talk, at: u32, echo: u32| {
+        let seg = Seg {
+            payload: b"abcd".to_vec(),
+            ticks: Some((61, echo)),
+            ..talk.of_client(at, 0)
+        };
+        let mut out = vec![];
+        talk.core.client_sent(talk.now, write(&seg), &mut out);
+        let [Action::ToVm(frame)] = &out[..] else {
+            panic!("{out:?}")
+        };
+        read(frame).and_then(|seg| seg.ticks).map(|(_, echo)| echo)
+    };
+    let acknowledges = |talk: &mut Talk, ack: u32, clock: u32| {
+        let seg = Seg {
+            ticks: Some((clock, 61)),
+            ..talk.of_vm(0, ack)
+        };
+        assert_eq!(talk.says(&seg), NOTHING);
+    };
+    // The SYN-ACK was said at 50.
+    assert_eq!(upload(&mut talk, 0, 50), Some(50));
+    acknowledges(&mut talk, 4, 70);
+    assert_eq!(upload(&mut talk, 4, 50), Some(50), "it was not told of 70");
+    acknowledges(&mut talk, 8, 71);
+    let told = talk.sync();
+    assert_eq!(told, ["client: ACK 0 ack 8"]);
+    acknowledges(&mut talk, 8, 90);
+    assert_eq!(upload(&mut talk, 8, 1001), Some(71));
+    assert_eq!(upload(&mut talk, 12, 1001), Some(71));
+}
