@@ -15,7 +15,6 @@ use dunlin_vmtest::scenario::{
     self, Scenario, World, bad_input, compared, flood, full_log, interrupt, joining, ledger::LedgerSpec,
     life, orders, outpour, overload, passers, rejoins, sizes, soak, speculative, stalls, two_vms, upload,
 };
-use dunlin_vmtest::testbed::Shape;
 use dunlin_vmtest::{image, paths};
 
 use crate::accel::Accel;
@@ -282,13 +281,7 @@ fn play(
         });
         tell("speculative-streams", begun, outcome);
     }
-    // A round trip of 5 ms, and one frame of a hundred lost each way.
-    let loss = Shape {
-        delay: Duration::from_micros(2_500),
-        lost_of_million: 10_000,
-        megabits: None,
-        seed: arguments.seed.unwrap_or(1),
-    };
+    let loss = speculative::lossy(arguments.seed.unwrap_or(1));
     let kills = [
         ("speculative-switchover", "remus", 2, 0),
         ("speculative-deaths", "remus", 0, arguments.kills),

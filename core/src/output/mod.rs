@@ -139,13 +139,6 @@ impl Output {
         self
     }
 
-    fn new_comparer(&self) -> Comparer {
-        Comparer::new(Limits {
-            http_dates: self.http_dates,
-            ..COMPARED
-        })
-    }
-
     /// The same with another budget for what is held.
     #[must_use]
     pub fn with_budget(mut self, bytes: usize) -> Self {
@@ -177,20 +170,6 @@ impl Output {
     /// Starts at `epoch`: what is held belongs to it.
     pub fn restart_at(&mut self, epoch: Epoch) {
         self.gate.restart_at(epoch);
-    }
-
-    /// From the line that is drawn next on, the backup's words count. For a primary, before the last sync of a join; a program's, before
-    /// its memory and its data go ahead.
-    pub fn compare_from(&mut self, epoch: Epoch) {
-        self.comparison = Some(Comparison {
-            comparer: self.new_comparer(),
-            backup_epoch: epoch,
-            early: Vec::new(),
-            early_bytes: 0,
-            early_lost: false,
-            line: false,
-            catching_up: false,
-        });
     }
 
     /// The VM here sent a frame.

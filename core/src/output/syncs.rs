@@ -3,11 +3,33 @@
 //! Flow: the primary draws a line -> the backup acknowledges the sync -> it loads it and speaks as the primary does -> perhaps it takes over.
 //! Invariants: those of `output`. Not here: frames on their way (`output`), the sync itself (`sync`).
 
-use super::{Output, rewriter};
+use super::compare::{Comparer, Limits};
+use super::{COMPARED, Comparison, Output, rewriter};
 use crate::units::Epoch;
 use bytes::Bytes;
 
 impl Output {
+    /// From the line that is drawn next on, the backup's words count. For a primary, before the last sync of a join; a program's, before
+    /// its memory and its data go ahead.
+    pub fn compare_from(&mut self, epoch: Epoch) {
+        self.comparison = Some(Comparison {
+            comparer: self.new_comparer(),
+            backup_epoch: epoch,
+            early: Vec::new(),
+            early_bytes: 0,
+            early_lost: false,
+            line: false,
+            catching_up: false,
+        });
+    }
+
+    pub(super) fn new_comparer(&self) -> Comparer {
+        Comparer::new(Limits {
+            http_dates: self.http_dates,
+            ..COMPARED
+        })
+    }
+
     /// The VM here (a primary's) stands still at the end of its epoch. The table of `rewriter` at this moment.
     pub fn draw_line(&mut self) -> Bytes {
         if std::mem::take(&mut self.blind) {

@@ -69,6 +69,16 @@ pub struct Faults {
     pub kills: u32,
 }
 
+/// A cable with a round trip of 5 ms that loses one frame of a hundred each way.
+pub fn lossy(seed: u64) -> Shape {
+    Shape {
+        delay: Duration::from_micros(2_500),
+        lost_of_million: 10_000,
+        megabits: None,
+        seed,
+    }
+}
+
 /// Streams all along, and these faults. Under `dunlin` also how many deaths came while outputs were compared.
 ///
 /// # Errors

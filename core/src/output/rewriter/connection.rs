@@ -1,6 +1,6 @@
 //! One connection: what the client calls its numbers, and what the VM here calls them.
 
-use super::Ends;
+use super::ends::Ends;
 use crate::output::packet::{Segment, Timestamps, before};
 
 /// Ticks by which the VM's timestamps jump ahead when another host begins to speak for it: ten seconds of Linux's.

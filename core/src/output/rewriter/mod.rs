@@ -21,6 +21,7 @@
 //! translation can serve; when a frame leaves (`gate`).
 
 mod connection;
+mod ends;
 mod quoted;
 mod recent;
 pub(crate) mod rewrite;
@@ -31,6 +32,7 @@ use crate::agreed::Frame;
 use crate::wire::WireError;
 use bytes::Bytes;
 use connection::{Connection, MARGIN_TICKS};
+pub use ends::Ends;
 use recent::Recent;
 use rewrite::{Rewriter, intact};
 use std::collections::VecDeque;
@@ -50,23 +52,6 @@ const MOST_ENDED: usize = 128;
 
 /// How much a client can have said, at most, while a copy of its SYN was still under way.
 const MOST_SINCE_SYN: u32 = 16 << 20;
-
-/// Which ends of a connection are closed, and known to be by the other end: the number after that end's FIN, as the VM here calls it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Ends {
-    /// After the VM's.
-    pub vm: Option<u32>,
-    /// After the client's.
-    pub peer: Option<u32>,
-}
-
-impl Ends {
-    /// Both are.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.vm.is_some() && self.peer.is_some()
-    }
-}
 
 /// A table of another host that cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
