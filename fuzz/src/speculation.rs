@@ -41,6 +41,27 @@ struct Words<'a> {
     payload: &'a [u8],
 }
 
+impl<'a> Words<'a> {
+    /// Whatever the script says, near the two streams' first numbers, on one of eight connections.
+    fn of(script: &mut Script<'a>, mine: u32, other: u32) -> Self {
+        Self {
+            port: 4000 + u16::from(script.byte() % 8),
+            flags: script.byte(),
+            seq: mine.wrapping_add(script.number() as u32),
+            ack: other.wrapping_add(script.number() as u32),
+            window: script.u16(),
+            options: {
+                let n = usize::from(script.byte() % 41);
+                script.bytes(n)
+            },
+            payload: {
+                let n = usize::from(script.byte());
+                script.bytes(n)
+            },
+        }
+    }
+}
+
 fn sum(bytes: &[u8]) -> u32 {
     let word = |pair: &[u8]| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
     bytes.chunks(2).map(word).sum()
@@ -101,22 +122,7 @@ pub fn speculation(bytes: &[u8]) {
             way @ 0..=6 => {
                 let from_vm = way > 2;
                 let (mine, other) = if from_vm { (VM, CLIENT) } else { (CLIENT, VM) };
-                let words = Words {
-                    port: 4000 + u16::from(script.byte() % 8),
-                    flags: script.byte(),
-                    seq: mine.wrapping_add(script.number() as u32),
-                    ack: other.wrapping_add(script.number() as u32),
-                    window: script.u16(),
-                    options: {
-                        let n = usize::from(script.byte() % 41);
-                        script.bytes(n)
-                    },
-                    payload: {
-                        let n = usize::from(script.byte());
-                        script.bytes(n)
-                    },
-                };
-                let frame = frame(&words, from_vm);
+                let frame = frame(&Words::of(&mut script, mine, other), from_vm);
                 match way {
                     0..=2 => core.client_sent(now, frame, &mut out),
                     3..=5 => core.vm_sent(now, frame, &mut out),

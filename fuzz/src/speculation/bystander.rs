@@ -117,22 +117,7 @@ impl Bystander {
     fn hostile(&mut self, way: u8, script: &mut Script<'_>) {
         let from_vm = way > 3;
         let (mine, other) = if from_vm { (VM, CLIENT) } else { (CLIENT, VM) };
-        let words = Words {
-            port: 4000 + u16::from(script.byte() % 8),
-            flags: script.byte(),
-            seq: mine.wrapping_add(script.number() as u32),
-            ack: other.wrapping_add(script.number() as u32),
-            window: script.u16(),
-            options: {
-                let n = usize::from(script.byte() % 41);
-                script.bytes(n)
-            },
-            payload: {
-                let n = usize::from(script.byte());
-                script.bytes(n)
-            },
-        };
-        let frame = frame(&words, from_vm);
+        let frame = frame(&Words::of(script, mine, other), from_vm);
         match way {
             0..=3 => self.does(|core, now, out| core.client_sent(now, frame, out)),
             4 | 5 => self.does(|core, now, out| core.vm_sent(now, frame, out)),
